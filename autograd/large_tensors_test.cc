@@ -26,6 +26,7 @@
 #include "autograd/tape.h"
 #include "autograd/testing/declared_ops.h"
 #include "core/allocator.h"
+#include "core/available_memory.h"
 #include "core/parallel.h"
 #include "core/view.h"
 #include "kernels/adam/adam.h"
@@ -705,7 +706,7 @@ bool run_large(const Case& one, bool with_gradient) {
   const double wanted = one.bytes_of(with_gradient) * static_cast<double>(kLarge) + kOfThreads;
   const std::string name = one.op + (with_gradient ? ", backward" : "");
   tidy_up();
-  if (static_cast<double>(tests::available_memory()) < wanted) {
+  if (static_cast<double>(available_memory()) < wanted) {
     fmt::print("SKIPPED: {} of more than 2^31 elements: needs {:.1f} GB\n", name, wanted / 1e9);
     return false;
   }

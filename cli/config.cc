@@ -55,13 +55,18 @@ void print_columns(const std::vector<std::array<std::string, 3>>& rows) {
 }
 
 int show(const Arguments& a) {
-  const Device kind = chosen_device("");
+  const train::ConfigFile file = file_of(a.settings);
+  const Device kind = file.device.empty() ? chosen_device("") : parse_device(file.device);
   const EffectiveSettings all = effective(a.settings, kind);
   const ResolvedSettings resolved = resolve(all.config, kind);
+  nlohmann::json values = resolved.values;
+  // Where the file says that the run happens, which is no setting of the run.
+  if (!file.device.empty()) values["device"] = file.device;
+  if (!file.hostfile.empty()) values["hosts"] = file.hostfile;
   if (a.json) {
     nlohmann::ordered_json settings, origins, open = nlohmann::ordered_json::object(),
                                               unused = nlohmann::ordered_json::object();
-    for (const auto& [key, value] : resolved.values.items()) {
+    for (const auto& [key, value] : values.items()) {
       settings[train::option_name(key)] = value;
       origins[train::option_name(key)] = all.origins.at(key);
     }
@@ -75,7 +80,7 @@ int show(const Arguments& a) {
     return 0;
   }
   std::vector<std::array<std::string, 3>> rows;
-  for (const auto& [key, value] : resolved.values.items()) {
+  for (const auto& [key, value] : values.items()) {
     const auto open = resolved.open.find(key);
     rows.push_back({train::option_name(key),
                     open == resolved.open.end() ? text_of(value) : "(" + open->second + ")",
@@ -147,6 +152,7 @@ int write(const Arguments& a) {
     throw UsageError(
         fmt::format("--output: {} is there already; expected the name of a new file", a.output));
   }
+  io::FileWriter(a.output);  // tried before anything is asked; its destructor removes it
   train::Config config = train::recipe("builtin-quick");
   ask(fmt::format("Recipe to start from: {}", fmt::join(train::recipe_names(), ", ")),
       config.recipe, [&](const std::string& name) { config = train::recipe(name); });

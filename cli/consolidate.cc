@@ -7,12 +7,15 @@
 #include <unordered_map>
 
 #include "cli/command.h"
+#include "io/quote.h"
 #include "io/safetensors_index.h"
 #include "io/sharded_safetensors.h"
 #include "train/checkpoint.h"
 
 namespace weft::cli {
 namespace {
+
+constexpr const char* kModel = "model";  // a run's
 
 struct Arguments {
   std::string in, out, state, most;
@@ -64,14 +67,17 @@ std::string chosen_state(const io::Path& directory, const std::string& asked) {
             models.empty() ? "it has none" : fmt::format("{}", fmt::join(models, ", ")));
 }
 
-Source of_checkpoint(const io::Path& path) {
+Source of_checkpoint(const io::Path& path, const std::string& state) {
   const io::Path step = train::find_checkpoint(path);
+  WEFT_CHECK(state.empty() || state == kModel,
+             "{}: --state: a run's checkpoint has one model: expected {}, or no --state, got {}",
+             step.string(), kModel, io::quote(state));
   const bool is_sharded = io::is_sharded_state(step);
   train::Checkpoint checkpoint = train::load_checkpoint(
       step, is_sharded ? train::CheckpointParts::kState : train::CheckpointParts::kModel);
   Source source;
   if (is_sharded) {
-    source = of_shards(step, "model");
+    source = of_shards(step, kModel);
   } else {
     const auto tensors = std::make_shared<std::unordered_map<std::string, Tensor>>(
         checkpoint.model.begin(), checkpoint.model.end());
@@ -99,7 +105,7 @@ int run_consolidate(const Arguments& a) {
   const bool is_bare =
       io::is_sharded_state(a.in) && !std::filesystem::exists(io::Path(a.in) / "state.json");
   const Source source =
-      is_bare ? of_shards(a.in, chosen_state(a.in, a.state)) : of_checkpoint(a.in);
+      is_bare ? of_shards(a.in, chosen_state(a.in, a.state)) : of_checkpoint(a.in, a.state);
   int64_t bytes = 0;
   for (const auto& [name, dtype, shape] : source.tensors) {
     bytes += static_cast<int64_t>(nbytes(shape, dtype));

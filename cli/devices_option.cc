@@ -1,5 +1,7 @@
 #include "cli/devices_option.h"
 
+#include <charconv>
+
 #include "cli/command.h"
 #include "train/devices.h"
 
@@ -22,13 +24,13 @@ int device_count(const std::string& text, const Device& kind, int ranks) {
   if (text.empty()) return 0;
   return as_usage(
       [&] {
-        const bool is_all = asks_for_all(text);
-        const train::Devices devices = text;
-        const bool is_count =
-            devices.numbers.empty() && devices.count > 0 && devices.count <= kMostDevices;
-        WEFT_CHECK(is_all || is_count, "expected a number from 1 to {}, or auto, got \"{}\"",
-                   kMostDevices, text);
-        return is_all && ranks > 0 ? ranks : devices.on(kind);
+        if (asks_for_all(text)) return ranks > 0 ? ranks : train::Devices(text).on(kind);
+        int count = 0;
+        const char* const end = text.data() + text.size();
+        const auto [rest, error] = std::from_chars(text.data(), end, count);
+        WEFT_CHECK(error == std::errc() && rest == end && count > 0 && count <= kMostDevices,
+                   "expected a number from 1 to {}, or auto, got \"{}\"", kMostDevices, text);
+        return count;
       },
       "--devices");
 }

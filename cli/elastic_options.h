@@ -15,8 +15,8 @@ inline void add_elastic_options(Command& command, dist::LaunchOptions& options) 
       {.check = in_range(0, 1000)});
   command.option(
       "--min-devices", options.min_ranks,
-      "Start again without the ranks that a signal has ended, while so many are left; 0: on "
-      "as many as before",
+      "Start again without the ranks that a signal has ended, on as many of the others as the "
+      "strategy takes, so many at least; 0: on as many as before",
       {.check = non_negative()});
   command.option(
       "--devices-file", options.ranks_file,

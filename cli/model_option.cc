@@ -16,16 +16,18 @@ std::optional<nn::Placement> placement_of(const ModelSource& source, const std::
   const auto& [checkpoint, weights, map, memory] = source;
   if (map.empty() && memory.empty()) return {};
   if (!device.empty()) throw UsageError("--device excludes --device-map, which names devices");
-  const bool is_auto = map == "auto";
-  if (is_auto == memory.empty()) {
-    throw UsageError("--device-map auto and --max-memory need each other");
-  }
+  if (map.empty()) throw UsageError("--max-memory needs --device-map auto");
   nn::Placement placement;
-  if (is_auto) {
+  if (map != "auto") {
+    placement.map = train::parse_device_map(map);
+    if (!memory.empty()) {
+      throw UsageError(fmt::format("--max-memory is for --device-map auto, not for {}", map));
+    }
+  } else if (memory.empty()) {
+    placement.budgets = train::available_budgets();
+  } else {
     placement.budgets =
         as_usage([&] { return train::parse_memory_budgets(source.max_memory); }, "--max-memory");
-  } else {
-    placement.map = train::read_device_map(map);
   }
   const auto check = [](const nn::Place& place) {
     if (place) kernels::require_usable(*place);
@@ -59,14 +61,15 @@ void check_given(const ModelSource& source) {
 void add_placement_options(Command& command, ModelSource& source) {
   command.option(
       "--device-map", source.device_map,
-      "Where the weights of a model larger than memory rest: auto, as --max-memory allows, "
-      "or a JSON file from module names to cuda:N, cpu or disk, as Accelerate's device_map; "
-      "weights on disk are read while their layer runs",
-      {.takes = "auto|FILE", .usual = "all on --device"});
+      "Where the weights of a model larger than memory rest: auto, on the devices that "
+      "have room; cuda:N, cpu or disk, all of them; or a JSON file from module names to such "
+      "places, as Accelerate's device_map. Weights on disk are read while their layer runs",
+      {.takes = "auto|PLACE|FILE", .usual = "all on --device"});
   command.option("--max-memory", source.max_memory,
-                 "Memory that weights may take on each device, filled in this order, the remainder "
-                 "stays on disk: cuda:0=10GB,cpu=4GB",
-                 {.takes = "DEVICE=SIZE,...", .usual = "no limit"});
+                 "With --device-map auto: memory that weights may take on each device, filled in "
+                 "this order, the remainder stays on disk: cuda:0=10GB,cpu=4GB",
+                 {.takes = "DEVICE=SIZE,...",
+                  .usual = "nine tenths of what each GPU has free, then of the CPU's"});
 }
 
 train::TrainedModel load_model(const ModelSource& source, const std::string& device) {

@@ -24,7 +24,6 @@ namespace {
 
 constexpr const char* kCommandLine = "command line";
 constexpr const char* kDefaultRecipe = "builtin-quick";
-constexpr const char* kTextRecipe = "gpt-quick";
 
 /// "--batch-size N" as train::Config's JSON has it: "batch_size".
 std::string key_of(const std::string& option) {
@@ -91,7 +90,7 @@ class Settings {
   void add_count(const std::string& name, int64_t train::Config::*member, int64_t usual,
                  const std::string& help) {
     add<int64_t>(name + " [N]", [member](train::Config& c, int64_t count) { c.*member = count; },
-                 help + "; off unless asked for",
+                 help + "; 0, as where it is not given: off",
                  {.usual = std::to_string(usual), .count = {{0, 1}}});
   }
 
@@ -107,7 +106,7 @@ std::string usual_recipe(const RunSettings& settings, const train::ConfigFile& f
   for (const RunSettings::Override& override : settings.overrides) override.apply(config);
   const bool is_text =
       train::is_of_text(config) || std::ranges::count(train::text_model_names(), config.model) > 0;
-  return is_text ? kTextRecipe : kDefaultRecipe;
+  return is_text ? train::kTextRecipe : kDefaultRecipe;
 }
 
 /// Puts the file's batch rule into effect. What the command line says is a part of it.
@@ -127,6 +126,14 @@ void solve(const train::ConfigFile& file, EffectiveSettings& settings) {
   const bool has_micro = take("batch_size", config.batch_size, rule.micro);
   const bool has_accumulation = take("accumulate", config.accumulate, rule.accumulation);
   if (has_micro && has_accumulation && config.devices > 0) apply(rule, file.path, config);
+}
+
+/// With what DeepSpeed has in the place of what a file of its leaves out.
+train::ConfigFile with_defaults(train::ConfigFile file) {
+  for (const auto& [key, value] : file.defaults.items()) {
+    if (!file.settings.contains(key)) file.set(key, value, "DeepSpeed's default");
+  }
+  return file;
 }
 
 /// Runs `check`, and puts the file and its key before an Error about a setting that comes from
@@ -294,6 +301,8 @@ void add_run_settings(Command& command, RunSettings& settings) {
                 "Training batches from validation to validation, a count, 100, or a fraction of an "
                 "epoch, 0.25",
                 "at the ends of epochs");
+  add.add("--num-sanity-val-steps N", &C::num_sanity_val_steps,
+          "Validation batches that are tried before anything is trained; -1: all");
   add.add("--monitor METRIC", &C::monitor,
           "What --early-stopping and --save-top-k go by: loss/validation or loss/train; of images "
           "also accuracy/validation or accuracy/train, of which more is better");
@@ -413,23 +422,21 @@ train::ConfigFile file_of(const RunSettings& settings) {
 
 EffectiveSettings effective(const RunSettings& settings, const Device& kind) {
   return as_usage([&] {
-    const train::ConfigFile file = file_of(settings);
+    const train::ConfigFile file = with_defaults(file_of(settings));
     EffectiveSettings result{.notes = file.notes};
+    for (const auto& [key, file_key] : file.keys) result.origins[key] = file.path + ": " + file_key;
+    const auto said = [&](const std::string& key) { result.origins[key] = kCommandLine; };
+    if (!settings.recipe.empty()) said("recipe");
     std::string recipe = settings.recipe;
     if (recipe.empty()) recipe = file.settings.value("recipe", usual_recipe(settings, file));
     train::Config& config = result.config;
-    config = train::recipe(recipe);
+    with_origin(result, file, [&] { config = train::recipe(recipe); });
     const nlohmann::json usual = to_json(train::Config()), preset = to_json(config);
     for (const auto& [key, value] : preset.items()) {
-      result.origins[key] = value == usual.at(key) ? "default" : "recipe " + recipe;
+      result.origins.try_emplace(key, value == usual.at(key) ? "default" : "recipe " + recipe);
     }
     config = with_file(config, file);
     config.recipe = recipe;
-    for (const auto& [key, file_key] : file.keys) {
-      if (key != "recipe") result.origins[key] = file.path + ": " + file_key;
-    }
-    const auto said = [&](const std::string& key) { result.origins[key] = kCommandLine; };
-    if (!settings.recipe.empty()) said("recipe");
     dist::StrategyOptions& strategy = config.strategy;
     if (const int n = device_count(settings.devices, kind); n > 0) {
       config.devices = n, said("devices");

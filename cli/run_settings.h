@@ -41,8 +41,9 @@ train::ConfigFile file_of(const RunSettings& settings);
 
 struct EffectiveSettings {
   train::Config config;
-  std::map<std::string, std::string> origins;  // by to_json(Config)'s keys: "command line"
-  std::vector<std::string> notes;              // on what of the file changes nothing
+  // By to_json(Config)'s keys, and device and hosts where the file says them: "command line".
+  std::map<std::string, std::string> origins;
+  std::vector<std::string> notes;  // on what of the file changes nothing
 };
 /// The configuration that comes out, checked; `kind`: of device, for --devices auto. Throws
 /// UsageError naming what is wrong with it.

@@ -46,6 +46,37 @@ std::vector<std::string> with_devices(std::vector<std::string> words, const std:
   return words;
 }
 
+/// From the checkpoint in its output on.
+void take_up(Arguments& arguments) {
+  arguments.run.resume = std::exchange(arguments.run.output, "");
+  arguments.settings = {.devices = arguments.settings.devices};
+  arguments.run.strategy = arguments.settings.strategy;
+}
+
+/// What the run is done with. Throws UsageError for what cannot be, but Error for a checkpoint that
+/// is missing or damaged.
+EffectiveSettings settings_of(const Arguments& arguments) {
+  const train::RunOptions& run = arguments.run;
+  EffectiveSettings all;
+  if (run.resume.empty()) {
+    all = effective(arguments.settings, run.device);
+  } else {
+    train::resumed_config({.resume = run.resume});
+    as_usage([&] { all.config = train::resumed_config(run); });
+  }
+  as_usage([&] { train::check_model_is_shared(all.config); });
+  return all;
+}
+
+/// Throws what is in the way of so many ranks when the run is started again.
+void check_ranks(Arguments arguments, int ranks) {
+  train::RunOptions& run = arguments.run;
+  arguments.settings.devices = std::to_string(ranks);
+  run.devices = ranks;
+  if (!run.output.empty() && train::RunDirectory::holds_run(run.output)) take_up(arguments);
+  settings_of(arguments);
+}
+
 /// Runs this very command line as ranks; started again, they go on from the last checkpoint.
 int launch_self(int devices, const Arguments& arguments) {
   const std::vector<std::string> command = own_command_line();
@@ -57,8 +88,10 @@ int launch_self(int devices, const Arguments& arguments) {
     throw UsageError(fmt::format("{} needs --output, to find the checkpoints",
                                  options.max_restarts > 0 ? "--max-restarts" : "--devices-file"));
   }
-  return dist::launch(options, command,
-                      [&](int ranks) { return with_devices(command, std::to_string(ranks)); });
+  return dist::launch(options, command, [&](int ranks) {
+    check_ranks(arguments, ranks);
+    return with_devices(command, std::to_string(ranks));
+  });
 }
 
 /// Whether the command line stands for --resume OUTPUT: a launcher has started it again, and there
@@ -90,9 +123,9 @@ Arguments with_place(Arguments arguments, const train::ConfigFile& file, bool is
   std::string& hosts = arguments.launch.hostfile;
   if (is_rank || !hosts.empty()) return arguments;
   if (!file.hostfile.empty() && !std::filesystem::exists(file.hostfile)) {
-    throw UsageError(fmt::format(
-        "{}: key \"mpirun_hostfile\": {} is not there; expected a file, or --hosts FILE", file.path,
-        file.hostfile));
+    throw UsageError(
+        fmt::format("{}: key \"{}\": {} is not there; expected a file, or --hosts FILE", file.path,
+                    file.keys.at("hosts"), file.hostfile));
   }
   hosts = file.hostfile;
   if (file.machines > 1 && hosts.empty()) {
@@ -107,18 +140,15 @@ Arguments with_place(Arguments arguments, const train::ConfigFile& file, bool is
 
 int run_train(const Arguments& asked) {
   const bool is_rank = dist::is_rank();
-  const Arguments arguments = with_place(asked, file_of(asked.settings), is_rank);
-  if (!arguments.run.resume.empty() && !arguments.settings.are_the_runs_own()) {
+  Arguments arguments = with_place(asked, file_of(asked.settings), is_rank);
+  train::RunOptions& run = arguments.run;
+  RunSettings& settings = arguments.settings;
+  if (!run.resume.empty() && !settings.are_the_runs_own()) {
     throw UsageError(
         "--resume continues a run with its own settings; leave out --recipe, --config and the "
         "settings of the run");
   }
-  train::RunOptions run = arguments.run;
-  RunSettings settings = arguments.settings;
-  if (goes_on(run)) {
-    run.resume = std::exchange(run.output, "");
-    settings = {.devices = settings.devices};
-  }
+  if (goes_on(run)) take_up(arguments);
   run.device = chosen_device(arguments.device);
   if (!arguments.launch.hostfile.empty()) check_counted(settings.devices, "--hosts");
   if (is_rank) {
@@ -129,15 +159,10 @@ int run_train(const Arguments& asked) {
   }
   run.devices = device_count(settings.devices, run.device);
   run.strategy = settings.strategy;
-  train::Config config;
-  if (!run.resume.empty()) {
-    config = train::resumed_config(run);
-  } else {
-    const EffectiveSettings all = effective(settings, run.device);
-    config = all.config;
-    for (const std::string& note : all.notes) {
-      if (!is_rank) fmt::print(stderr, "weft: note: {}: {}\n", settings.file, note);
-    }
+  const EffectiveSettings all = settings_of(arguments);
+  const train::Config& config = all.config;
+  for (const std::string& note : all.notes) {
+    if (!is_rank) fmt::print(stderr, "weft: note: {}: {}\n", settings.file, note);
   }
   if (config.devices > 1 && run.device.index != 0) {
     throw UsageError(

@@ -203,6 +203,9 @@ TEST_CASE("two models and two optimizers learn a ring") {
     const Outcome cut = run_example("gan", "10", "WEFT_DEVICES=2 WEFT_STRATEGY=" + strategy);
     CHECK(distance_of(cut) == Approx(one).margin(0.0011));
   }
+  const Outcome wrong = run_example("gan", "abc");
+  CHECK(wrong.code == 2);
+  CHECK(wrong.err == "gan: expected a number of steps, got \"abc\"\n");
 }
 
 TEST_CASE("an autoencoder learns, goes on where it was, and runs on several devices") {

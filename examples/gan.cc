@@ -2,6 +2,7 @@
 // sets up one after the other. Goodfellow et al., arXiv:1406.2661.
 //
 //   WEFT_DEVICES=2 WEFT_STRATEGY=fsdp WEFT_PRECISION=16-mixed gan [STEPS]
+#include <cstdio>
 #include <cstdlib>
 
 #include "autograd/ops.h"
@@ -39,6 +40,10 @@ Tensor judged(const Tensor& logits, bool as_real) {
 
 int main(int argc, char** argv) {
   const int steps = argc > 1 ? std::atoi(argv[1]) : 500;
+  if (steps <= 0) {
+    std::fprintf(stderr, "gan: expected a number of steps, got \"%s\"\n", argv[1]);
+    return 2;
+  }
   train::Fabric fabric(train::from_environment());
   if (const auto code = fabric.launch(argc, argv)) return *code;
   fabric.seed_everything(1);

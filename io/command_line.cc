@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <limits>
 #include <type_traits>
 
@@ -20,6 +21,7 @@ void take_form(CLI::Option& option, const OptionForm& form) {
   if (form.delimiter != 0) option.delimiter(form.delimiter);
   if (form.count) option.expected(form.count->first, form.count->second);
   for (const std::string& other : form.excludes) option.excludes(other);
+  for (const std::string& other : form.needs) option.needs(other);
   if (!form.environment.empty()) option.envname(form.environment);
   option.required(form.required);
 }
@@ -41,21 +43,57 @@ T element(const std::optional<T>*);
 template <class T>
 T element(const std::vector<T>*);
 
-/// Numbers are numbers, which CLI11 finds out too late to say what was expected.
+/// Numbers are numbers, which CLI11 finds out too late to say what was expected. A text is anything
+/// but the next option, unless it is joined to its own: "--prompt=--x". `words`: those that are
+/// parsed.
 template <class T>
-void check_type(CLI::Option& option, const T* target) {
-  using Number = decltype(element(target));
-  if constexpr (std::is_arithmetic_v<Number>) {
-    const std::string expected = std::is_floating_point_v<Number> ? "a number"
-                                 : std::is_unsigned_v<Number>     ? "a whole number, 0 or more"
-                                                                  : "a whole number";
+void check_type(CLI::Option& option, const T* target,
+                const std::shared_ptr<const std::vector<std::string>>& words) {
+  using Element = decltype(element(target));
+  if constexpr (std::is_arithmetic_v<Element>) {
+    const std::string expected = std::is_floating_point_v<Element> ? "a number"
+                                 : std::is_unsigned_v<Element>     ? "a whole number, 0 or more"
+                                                                   : "a whole number";
     option.check([expected](const std::string& word) {
-      Number value;
-      const bool is_right = !(std::is_unsigned_v<Number> && word.starts_with('-')) &&
-                            CLI::detail::lexical_cast(word, value);
-      return is_right ? std::string() : fmt::format("expected {}, got {}", expected, word);
+      Element value;
+      errno = 0;
+      const bool is_right = !(std::is_unsigned_v<Element> && word.starts_with('-')) &&
+                            CLI::detail::lexical_cast(word, value) && errno != ERANGE;
+      if (is_right) return std::string();
+      const bool is_too_large = std::is_integral_v<Element> && !word.empty() &&
+                                word.find_first_not_of("0123456789") == word.npos;
+      return fmt::format(
+          "expected {}{}, got {}", expected,
+          is_too_large ? fmt::format(", at most {}", std::numeric_limits<Element>::max()) : "",
+          word);
+    });
+  } else if (option.nonpositional()) {
+    option.check([words](const std::string& word) {
+      const bool is_joined = std::ranges::any_of(*words, [&](const std::string& given) {
+        return given.starts_with("--") && given.ends_with("=" + word);
+      });
+      return is_joined || !word.starts_with("--") ? std::string()
+                                                  : fmt::format("expected a value, got {}", word);
     });
   }
+}
+
+/// The command that the words have named.
+const CLI::App& named_command(const CLI::App& program) {
+  const CLI::App* command = &program;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  return *command;
+}
+
+/// What is wrong with the number of an option's values, of which CLI11 says `what`; "": nothing
+/// that its own words do not say.
+std::string fault_of_count(const CLI::App& program, const std::string& what) {
+  const std::string name = what.substr(0, what.find(':'));
+  const CLI::Option* const option = named_command(program).get_option_no_throw(name);
+  if (!option) return {};
+  if (what.ends_with(" missing")) return name + ": expected a value, got none";
+  if (option->get_items_expected_max() > 1) return {};
+  return fmt::format("{}: expected once, got {} times", name, option->count());
 }
 
 /// The first of the given words that no command knows; "": all are known. Where only options can be
@@ -74,11 +112,10 @@ std::string unknown_word(const CLI::App& program, const std::vector<std::string>
 
 /// What is wrong with the first word that no command knows; "": all are known.
 std::string fault_of_words(const CLI::App& program, const std::vector<std::string>& given) {
-  const CLI::App* command = &program;
-  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
-  if (command->get_prefix_command()) return {};
+  const CLI::App& command = named_command(program);
+  if (command.get_prefix_command()) return {};
   std::vector<std::string> known;
-  for (const CLI::App* other : command->get_subcommands({})) known.push_back(other->get_name());
+  for (const CLI::App* other : command.get_subcommands({})) known.push_back(other->get_name());
   std::string word = unknown_word(program, given, !known.empty());
   if (word.empty()) return {};
   const char* kind = known.empty() ? "argument" : "command";
@@ -86,7 +123,7 @@ std::string fault_of_words(const CLI::App& program, const std::vector<std::strin
     kind = "option";
     word = word.substr(0, word.find('='));
     known.clear();
-    for (const CLI::Option* option : command->get_options()) {
+    for (const CLI::Option* option : command.get_options()) {
       for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
     }
   }
@@ -122,7 +159,8 @@ Check one_of(const std::vector<std::string>& names) {
 Check existing_file() { return std::make_shared<CLI::Validator>(CLI::ExistingFile); }
 
 Command::Command(const std::string& name, const std::string& description)
-    : app_(std::make_shared<CLI::App>(description, name)) {
+    : app_(std::make_shared<CLI::App>(description, name)),
+      words_(std::make_shared<std::vector<std::string>>()) {
   app_->formatter(std::make_shared<HelpFormat>());
   app_->option_defaults()->always_capture_default();  // commands inherit it
   app_->require_subcommand(0, 1);
@@ -134,7 +172,7 @@ Command& Command::subcommand(const std::string& name, const std::string& descrip
   // Not this one's, which CLI11 hands down.
   command->group(group)->footer("");
   command->option_defaults()->group("Options");
-  subcommands_.emplace_back(new Command(app_->get_subcommand_ptr(command)));
+  subcommands_.emplace_back(new Command(app_->get_subcommand_ptr(command), words_));
   return *subcommands_.back();
 }
 
@@ -152,7 +190,7 @@ void Command::add(const std::string& name, Value value, const std::string& help,
         };
         CLI::Option* const added = form.then ? app_->add_option_function<T>(name, set, help)
                                              : app_->add_option(name, *target, help);
-        check_type(*added, target);
+        check_type(*added, target, words_);
         return added;
       },
       value);
@@ -175,6 +213,15 @@ void Command::flag(const std::string& name, std::optional<bool>& value, const st
       name, [&value] { value = true; }, help);
 }
 
+std::vector<std::string> Command::options() const {
+  std::vector<std::string> names;
+  for (const CLI::Option* const option : app_->get_options()) {
+    if (!option->nonpositional() || option == app_->get_help_ptr()) continue;
+    names.push_back("--" + option->get_lnames().front());
+  }
+  return names;
+}
+
 void Command::add_check(const std::string& option, const Check& check) {
   app_->get_option(option)->check(*check);
 }
@@ -194,7 +241,7 @@ void Command::leave_remaining() { app_->prefix_command(); }
 std::vector<std::string> Command::remaining() const { return app_->remaining(); }
 
 std::optional<std::string> Command::parse(std::vector<std::string> words) {
-  const std::vector<std::string> given = words;
+  *words_ = words;
   std::ranges::reverse(words);  // as CLI11 takes them
   try {
     app_->parse(std::move(words));
@@ -207,7 +254,8 @@ std::optional<std::string> Command::parse(std::vector<std::string> words) {
     const auto code = static_cast<CLI::ExitCodes>(error.get_exit_code());
     const bool may_be_unknown =
         code == CLI::ExitCodes::ExtrasError || code == CLI::ExitCodes::RequiredError;
-    std::string fault = may_be_unknown ? fault_of_words(*app_, given) : "";
+    std::string fault = may_be_unknown ? fault_of_words(*app_, *words_) : "";
+    if (code == CLI::ExitCodes::ArgumentMismatch) fault = fault_of_count(*app_, error.what());
     if (fault.empty()) fault = error.what();
     throw ParseError(fault.ends_with('?') ? fault : fault + "; see --help");
   }

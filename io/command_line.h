@@ -45,6 +45,7 @@ struct OptionForm {
   char delimiter = 0;                             // ',': takes a list, "a,b"
   std::optional<std::pair<int, int>> count = {};  // fewest and most values; of 0, `usual` is taken
   std::vector<std::string> excludes = {};  // options declared before, not to go with this one
+  std::vector<std::string> needs = {};     // options declared before, that must go with this one
   std::string environment = {};            // a variable that stands in for the option
   std::function<void()> then = {};         // called once the command line has set the value
 };
@@ -84,6 +85,8 @@ class Command {
             const OptionForm& form = {});
   /// True or absent.
   void flag(const std::string& name, std::optional<bool>& value, const std::string& help);
+  /// Those that are declared, by their first names: "--epochs".
+  std::vector<std::string> options() const;
   /// One more check of an option that there is.
   void add_check(const std::string& option, const Check& check);
   /// --version prints `text`.
@@ -111,10 +114,12 @@ class Command {
                    std::optional<double>*, std::vector<int>*, std::vector<int64_t>*,
                    std::vector<double>*, std::vector<std::string>*>;
 
-  explicit Command(std::shared_ptr<CLI::App> app) : app_(std::move(app)) {}
+  Command(std::shared_ptr<CLI::App> app, std::shared_ptr<std::vector<std::string>> words)
+      : app_(std::move(app)), words_(std::move(words)) {}
   void add(const std::string& name, Value value, const std::string& help, const OptionForm& form);
 
   std::shared_ptr<CLI::App> app_;
+  std::shared_ptr<std::vector<std::string>> words_;  // of the command line
   std::vector<std::unique_ptr<Command>> subcommands_;
 };
 

@@ -33,6 +33,8 @@ TEST_CASE("An option's help is what it takes and a phrase that ends in its defau
                {.takes = "[N]", .usual = "8", .count = {{0, 1}}});
   train.group("");
   train.flag("--serve", hidden, "");
+  CHECK(train.options() == Words{"--epochs", "--lr", "--strategy", "--freeze", "--output", "--flip",
+                                 "--reduce", "--serve"});
   CHECK(train.help() == R"(Trains a model on images
 Usage: train [OPTIONS] FILE
 
@@ -145,6 +147,9 @@ TEST_CASE("A mistake in a command line is named") {
   double share = 0.5, scale = 1;
   std::vector<double> betas;
   std::string format = "bf16", file, host;
+  int64_t port = 0;
+  Words names;
+  bool is_dry = false;
   const auto parse = [&](const Words& words) {
     Command weft("weft", "Weft");
     weft.option("--devices", devices, "", {.check = positive(), .required = true});
@@ -157,6 +162,9 @@ TEST_CASE("A mistake in a command line is named") {
     weft.option("--file", file, "", {.check = existing_file()});
     weft.option("--hosts", host, "");
     weft.option("--nodes", nodes, "", {.excludes = {"--hosts"}});
+    weft.option("--port", port, "", {.needs = {"--hosts"}});
+    weft.option("--names", names, "", {.delimiter = ','});
+    weft.flag("--dry", is_dry, "");
     weft.add_check("--nodes", in_range(2, 8));
     return weft.parse(words);
   };
@@ -193,12 +201,35 @@ TEST_CASE("A mistake in a command line is named") {
       Contains("--format: expected one of bf16, fp32, got \"bf61\"; did you mean \"bf16\"?"));
   CHECK_THAT(fault({"--file", "absent"}), Contains("--file: File does not exist: absent"));
   CHECK_THAT(fault({"--nodes", "2", "--hosts", "a"}), Contains("excludes"));
+  CHECK(fault({"--port", "80"}) == "--port requires --hosts; see --help");
+  CHECK(fault({"--port", "80", "--hosts", "a"}).empty());
   CHECK_THAT(fault({"--nodes", "9"}), Contains("--nodes: expected 2 to 8, got 9"));
   CHECK(fault({"--unknown=3"}) == "unknown option \"--unknown\"; see --help");
   CHECK(fault({"--fromat", "bf16"}) == "unknown option \"--fromat\"; did you mean \"--format\"?");
   CHECK_THROWS_WITH(parse({"--device", "2"}),
                     "unknown option \"--device\"; did you mean \"--devices\"?");
   CHECK(fault({"words"}) == "unknown argument \"words\"; see --help");
+
+  // A number that is too large is none, and not the largest one.
+  CHECK(fault({"--hosts", "a", "--port", "99999999999999999999"}) ==
+        "--port: expected a whole number, at most 9223372036854775807, got 99999999999999999999; "
+        "see --help");
+  CHECK_THAT(fault({"--rank", "5000000000"}),
+             Contains("--rank: expected a whole number, at most 2147483647, got 5000000000"));
+  CHECK_THAT(fault({"--seed", "18446744073709551616"}), Contains("at most 18446744073709551615"));
+  // An option is not the value of the one before it.
+  CHECK(fault({"--hosts", "--nodes", "3"}) == "--hosts: expected a value, got --nodes; see --help");
+  CHECK(fault({"--hosts", "--dry"}) == "--hosts: expected a value, got --dry; see --help");
+  CHECK_THAT(fault({"--format", "--rank=1"}), Contains("--format: expected a value, got --rank=1"));
+  CHECK_THAT(fault({"--names", "--dry"}), Contains("--names: expected a value, got --dry"));
+  CHECK_THAT(fault({"--rank", "--dry"}), Contains("--rank: expected a whole number, got --dry"));
+  CHECK(fault({"--hosts"}) == "--hosts: expected a value, got none; see --help");
+  CHECK(fault({"--hosts", "-a"}).empty());
+  CHECK(fault({"--hosts=--a"}).empty());
+  CHECK(host == "--a");
+  CHECK(fault({"--rank", "1", "--rank=2"}) == "--rank: expected once, got 2 times; see --help");
+  CHECK(fault({"--hosts", "a", "--hosts", "b"}) ==
+        "--hosts: expected once, got 2 times; see --help");
 }
 
 TEST_CASE("An unknown option is named, whatever stands around it") {

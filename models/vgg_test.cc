@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
 
 #include "autograd/backward.h"
 #include "autograd/random.h"
@@ -19,6 +20,21 @@ VggConfig small(int64_t image_size = 8) {
           .stages = {{8}, {12, 12}},
           .hidden = 64,
           .dropout = 0};
+}
+
+/// The last steps of Murmur's hash on the numbers of elements, as numbers of that standard
+/// deviation: what models/testdata/vgg.py gives torchvision's model.
+void fill_by_number(const Tensor& x, uint32_t tensor, double deviation) {
+  auto* const values = x.data<float>();
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    uint32_t bits = static_cast<uint32_t>(i) + tensor * 0x9E3779B9u;
+    bits ^= bits >> 16;
+    bits *= 0x85EBCA6Bu;
+    bits ^= bits >> 13;
+    bits *= 0xC2B2AE35u;
+    bits ^= bits >> 16;
+    values[i] = static_cast<float>((bits * 0x1p-32 - 0.5) * (std::sqrt(12.0) * deviation));
+  }
 }
 
 TEST_CASE("vgg11 has torchvision's parameters") {
@@ -43,6 +59,39 @@ TEST_CASE("vgg11 has torchvision's parameters") {
   CHECK(state[16].second.shape() == Shape{4096, 25088});
   CHECK(state[20].second.shape() == Shape{1000, 4096});
   CHECK(model->forward_matmul_flops() == 2 * 7'609'090'048.0);
+}
+
+TEST_CASE("vgg11 has torchvision's logits") {
+  constexpr int64_t kSize = 64;  // pixels: maps of 2 x 2, which are pooled up to 7 x 7
+  constexpr uint32_t kImages = 100;
+  // By torchvision 0.29.2 and PyTorch 2.15.0 in f64.
+  const std::vector<double> expected = {
+      6.15735487,  -0.128089764, -4.25473658, -7.11639296, -6.05634624, 3.40667862,  -5.03583624,
+      -2.32850676, 9.17660157,   -8.40115994, 6.03513134,  -1.61256759, -4.56584007, -7.1785182,
+      -6.28854294, 4.03258622,   -5.20873807, -1.64217923, 9.10279462,  -8.1220977};
+  std::unique_ptr<Classifier> model;
+  {
+    const nn::MetaScope no_memory;
+    model = make_model("vgg11", {.image_size = kSize, .classes = 10});
+  }
+  nn::materialize(*model);
+  model->eval();
+  uint32_t number = 0;
+  for (const auto& [name, tensor] : model->state_dict()) {
+    const bool is_weight = tensor.dim() > 1;
+    const int64_t inputs = is_weight ? tensor.numel() / tensor.size(0) : 1;
+    fill_by_number(tensor, number++,
+                   is_weight ? std::sqrt(2.0 / static_cast<double>(inputs)) : 0.1);
+  }
+  const Tensor images = Tensor::zeros({2, 3, kSize, kSize});
+  fill_by_number(images, kImages, 1);
+  const NoGrad guard;
+  const std::vector<double> logits = (*model)(images).to_vector();
+  REQUIRE(logits.size() == expected.size());
+  // Sums of up to 25,088 products, over eleven layers, in f32: of the largest logit.
+  for (size_t i = 0; i < logits.size(); ++i) {
+    CHECK(logits[i] == Approx(expected[i]).margin(1e-5 * 9.2).epsilon(0));
+  }
 }
 
 TEST_CASE("a small VGG learns, and every parameter has a gradient") {

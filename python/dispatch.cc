@@ -19,13 +19,15 @@ Device device_of(nb::handle value) {
   if (PyLong_Check(value.ptr()) && !PyBool_Check(value.ptr())) {
     return {DeviceType::cuda, nb::cast<int>(value)};
   }
-  if (nb::isinstance<nb::str>(value)) return parse_device(nb::cast<std::string>(value));
+  if (nb::isinstance<nb::str>(value)) {
+    return train::parse_budgeted_device(nb::cast<std::string>(value));
+  }
   if (nb::isinstance<Device>(value)) return nb::cast<Device>(value);
   throw nb::type_error("a place is a device, its name, a GPU's number or \"disk\"");
 }
 
 nn::Place place_of(nb::handle value) {
-  if (nb::isinstance<nb::str>(value) && nb::cast<std::string>(value) == "disk") return {};
+  if (nb::isinstance<nb::str>(value)) return train::parse_place(nb::cast<std::string>(value));
   return device_of(value);
 }
 
@@ -41,16 +43,16 @@ nn::MemoryBudgets budgets_of(const nb::dict& max_memory) {
 }
 
 nn::DeviceMap auto_map(nn::Module& model, const std::optional<nb::dict>& max_memory) {
-  WEFT_CHECK(max_memory, "device_map: \"auto\" needs max_memory, such as {{\"cpu\": \"4GB\"}}");
-  return nn::auto_device_map(model, budgets_of(*max_memory));
+  return nn::auto_device_map(model,
+                             max_memory ? budgets_of(*max_memory) : train::available_budgets());
 }
 
-/// A dict of places, the path of a file with one, or "auto".
+/// A dict of places, the path of a file with one, a place for all, or "auto".
 nn::DeviceMap map_of(nn::Module& model, const nb::object& device_map,
                      const std::optional<nb::dict>& max_memory) {
   if (!nb::isinstance<nb::dict>(device_map)) {
     const auto text = nb::cast<std::string>(nb::str(device_map));
-    return text == "auto" ? auto_map(model, max_memory) : train::read_device_map(text);
+    return text == "auto" ? auto_map(model, max_memory) : train::parse_device_map(text);
   }
   nn::DeviceMap map;
   bool has_main = false;
@@ -112,13 +114,15 @@ void bind_dispatch(nb::module_ m) {
                             "for their parameters, until a checkpoint is loaded and dispatched.");
   m.def(
       "infer_auto_device_map",
-      [](nn::Module& model, const nb::dict& max_memory) {
+      [](nn::Module& model, const std::optional<nb::dict>& max_memory) {
         return dict_of_map(auto_map(model, max_memory));
       },
-      "model"_a, "max_memory"_a,
+      "model"_a, "max_memory"_a = nb::none(),
       "A device map: layers in order on the first device of max_memory that has room, the "
       "remainder on \"disk\". max_memory is a dict such as {0: \"10GB\", \"cpu\": 30_000_000}; its "
-      "first device is the main one, where room is kept for the largest layer that has to come.");
+      "first device is the main one, where room is kept for the largest layer that has to come. "
+      "Without one it is nine tenths of what each GPU has free, then of the memory that the system "
+      "has available.");
   m.def(
       "dispatch_model",
       [](nb::handle_t<nn::Module> model, const nb::object& device_map,
@@ -132,8 +136,9 @@ void bind_dispatch(nb::module_ m) {
       "offload_folder"_a = nb::none(),
       "Has a model's weights rest where the map says, and at hand while their layer runs: on "
       "\"cpu\", on a GPU by number or name, on \"disk\" in a file in offload_folder. The map is a "
-      "dict from names of modules to places, the path of a JSON file with one, or \"auto\", by "
-      "max_memory. Returns the model, whose hf_device_map is the map; it is for inference alone.");
+      "dict from names of modules to places, the path of a JSON file with one, one place for all, "
+      "or \"auto\", what infer_auto_device_map(model, max_memory) says. Returns the model, whose "
+      "hf_device_map is the map; it is for inference alone.");
   m.def(
       "load_checkpoint_and_dispatch",
       [](nb::handle_t<nn::Module> model, const std::string& checkpoint,

@@ -1,4 +1,6 @@
 // weft.dist: collectives among the ranks that mpirun, torchrun or srun has started.
+#include "python/dist.h"
+
 #include <nanobind/stl/shared_ptr.h>
 
 #include "autograd/tape.h"
@@ -9,11 +11,8 @@
 #include "python/exchange.h"
 
 namespace weft::python {
-namespace {
 
-using dist::Communicator;
 using dist::ReduceOp;
-using dist::Work;
 
 ReduceOp parse_op(const std::string& name) {
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax, ReduceOp::kMin}) {
@@ -21,6 +20,11 @@ ReduceOp parse_op(const std::string& name) {
   }
   WEFT_FAIL("a reduction is sum, mean, max or min, got \"{}\"", name);
 }
+
+namespace {
+
+using dist::Communicator;
+using dist::Work;
 
 /// Waits, unless the caller wants to: then it gets the work.
 std::optional<Work> finished(Work work, bool async) {

@@ -283,6 +283,17 @@ std::string name_of_class(nb::handle object) {
                      nb::str(type.attr("__qualname__")).c_str());
 }
 
+Tensor tensor_of_forward(nb::handle module, const nb::object& returned) {
+  if (nb::isinstance<Tensor>(returned)) return nb::cast<Tensor>(returned);
+  throw nb::type_error(
+      fmt::format("{}.forward(): expected a tensor, got a {}: what has called it, a Sequential, a "
+                  "segment, fabric.forward(x), a Trainer's own steps, or the strategies dp and "
+                  "pipeline, hands on one tensor alone; return one, or call model(...) under "
+                  "another strategy, such as ddp, fsdp or tp, which hands on any",
+                  nb::type_name(module.type()).c_str(), nb::type_name(returned.type()).c_str())
+          .c_str());
+}
+
 ModelStructure read_structure(nb::handle module, nb::handle returned) {
   const std::string method = nb::type_name(module.type()).c_str() + std::string(".structure()");
   if (!nb::isinstance<ModelStructure>(returned)) {

@@ -62,6 +62,10 @@ struct Overridden : nb::detail::ticket {
 /// "net.Block". The caller need not hold the interpreter's lock.
 std::string name_of_class(nb::handle object);
 
+/// What forward() of `module`, an object of Python's, has returned to C++. Throws a TypeError for
+/// anything but a tensor.
+Tensor tensor_of_forward(nb::handle module, const nb::object& returned);
+
 /// What structure() of `module`, an object of Python's, has returned. Throws a TypeError for
 /// anything but a ModelStructure, and a ValueError naming a part that is no module of this one. The
 /// result, which `module` must outlive, holds no reference to it, but for functions of the
@@ -76,7 +80,10 @@ nn::ModelStructure with_replica(nn::ModelStructure structure, nn::Module& module
 template <class Base>
 struct Derivable : Base, nn::NamesItsClass {
   NB_TRAMPOLINE(Base);
-  Tensor forward(const Tensor& x) override { NB_OVERRIDE(forward, x); }
+  Tensor forward(const Tensor& x) override {
+    const Overridden own(nb_trampoline, "forward");
+    return own ? tensor_of_forward(nb_trampoline.base(), own(x)) : Base::forward(x);
+  }
   nn::ModelStructure structure() override {
     const Overridden own(nb_trampoline, "structure");
     return with_replica(own ? read_structure(nb_trampoline.base(), own()) : Base::structure(),

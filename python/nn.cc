@@ -12,6 +12,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "python/docstrings.h"
+#include "python/model_call.h"
 #include "python/modules.h"
 #include "python/named_tensors.h"
 
@@ -71,17 +72,8 @@ nb::object get_attribute(nb::handle self, nb::str name) {
 
 nb::object call(nb::handle self, const nb::args& arguments, const nb::kwargs& options) {
   auto& module = nb::cast<Module&>(self);
-  if (module.has_stand_in() || module.has_route()) {
-    if (arguments.size() != 1 || options.size() != 0)
-      throw nb::type_error(
-          "a module that was set up, or that others stand in for, takes one tensor");
-    const auto& x = nb::cast<const Tensor&>(arguments[0]);
-    const nb::gil_scoped_release unlocked;
-    return [&](const Tensor& y) {
-      const nb::gil_scoped_acquire locked;
-      return nb::cast(y);
-    }(module(x));
-  }
+  if (module.has_route()) return call_set_up(self, arguments, options);
+  if (module.has_stand_in()) return call_stand_in(self, arguments, options);
   module.check_call();
   return self.attr("forward")(*arguments, **options);
 }

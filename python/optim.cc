@@ -92,8 +92,9 @@ void bind_optimizer(nb::module_& m) {
       m, "Optimizer",
       "Parameters in groups with their options, the state of each, and one update per step.")
       .def(
-          "step", [](Optimizer& self, double gradient_scale) { self.step(gradient_scale); },
+          "step", [](Optimizer& self, double gradient_scale) { return self.step(gradient_scale); },
           "gradient_scale"_a = 1.0, Unlocked(), docs("optim::Optimizer::step"))
+      .def_prop_ro("was_skipped", &Optimizer::was_skipped, docs("optim::Optimizer::was_skipped"))
       .def(
           "zero_grad", [](Optimizer& self, bool) { self.zero_grad(); }, "set_to_none"_a = true,
           docs("optim::Optimizer::zero_grad"))

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "io/nearest.h"
 #include "python/casters.h"
 
 namespace weft::python {
@@ -71,6 +72,37 @@ struct Conversion<E> {
 template <class Access, class Options>
 using ConversionOf = Conversion<std::remove_cvref_t<std::invoke_result_t<Access, Options&>>>;
 
+/// What __init__ did not take: throws a TypeError naming the argument, and what was probably meant.
+template <class Options, class... Access>
+[[noreturn]] void refuse_arguments(const std::string& name, const nb::args& positional,
+                                   const nb::kwargs& given,
+                                   const std::tuple<Field<Access>...>& fields) {
+  const auto refuse = [&](const std::string& why) {
+    throw nb::type_error(fmt::format("{}: {}", name, why).c_str());
+  };
+  if (positional.size() > 0) {
+    refuse(
+        fmt::format("expected keyword arguments alone, got {} without a name", positional.size()));
+  }
+  const std::vector<std::string> known = std::apply(
+      [](const auto&... field) { return std::vector<std::string>{field.name...}; }, fields);
+  for (const auto& [key, value] : given) {
+    const auto argument = nb::cast<std::string>(key);
+    if (std::ranges::count(known, argument) == 0) {
+      refuse(fmt::format("unknown option \"{}\"{}", argument, io::did_you_mean(argument, known)));
+    }
+    const auto check = [&]<class A>(const Field<A>& field) {
+      typename ConversionOf<A, Options>::Argument taken{};
+      if (argument != field.name || nb::try_cast(nb::handle(value), taken)) return;
+      refuse(fmt::format("{}: unexpected {}, of type {}", argument, nb::repr(value).c_str(),
+                         nb::type_name(value.type()).c_str()));
+    };
+    std::apply([&](const auto&... field) { (check(field), ...); }, fields);
+  }
+  // Nothing: nanobind comes here before it has tried conversions, such as an int's to a float.
+  throw nb::next_overload();
+}
+
 /// Defines __init__ with the fields as keyword arguments: the bound class made of Options.
 template <class Options, class Bound, class... Access>
 void define_init(Bound& bound, const std::tuple<Field<Access>...>& fields) {
@@ -93,6 +125,13 @@ void define_init(Bound& bound, const std::tuple<Field<Access>...>& fields) {
                  ConversionOf<Access, Options>::to_python(std::invoke(field.access, defaults)))...);
       },
       fields);
+  bound.def(
+      "__init__",
+      [fields, name = nb::cast<std::string>(bound.attr("__name__"))](
+          typename Bound::Type*, const nb::args& positional, const nb::kwargs& given) {
+        refuse_arguments<Options>(name, positional, given, fields);
+      },
+      nb::sig("def __init__(self, *args: typing.NoReturn, **kwargs: typing.NoReturn) -> None"));
 }
 
 }  // namespace weft::python

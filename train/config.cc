@@ -124,7 +124,7 @@ const std::vector<Recipe>& recipes() {
         .augmentation = {.shift = 2, .flip = true, .alternate_flip = true},
         .test_time_flip = true,
         .precision = "bf16"}},
-      {"gpt-quick",
+      {kTextRecipe,
        "a byte-level GPT on text of a grammar whose entropy its loss comes down to, in two minutes",
        {.data = "grammar",
         .model = "gpt_mini",
@@ -202,14 +202,14 @@ void for_each_setting(C& config, F&& f) {
     auto& part = config;
     WEFT_SETTINGS(
         recipe, data, model, image_size, epochs, max_steps, max_time, batch_size, accumulate,
-        limit_batches, limit_val_batches, val_check_interval, monitor, early_stopping, min_delta,
-        save_top_k, ema, weights, interpolation, layer_norm_eps, freeze, layer_decay, optimizer, lr,
-        weight_decay, momentum, nesterov, betas, eps, vector_lr, clip_norm, nonfinite, schedule,
-        warmup, label_smoothing, test_time_flip, drop_path, normalize, precision, matmul_numerics,
-        tf32_rounding, loss_scale, initial_loss_scale, loss_scale_window, loss_scale_hysteresis,
-        min_loss_scale, fp8_scaling, fp8_level, checkpoint_activations, seed, save_every,
-        state_dict_type, watch, detect_anomaly, devices, global_batch_size, gradient_average,
-        deterministic_reduce, collectives, capture)
+        limit_batches, limit_val_batches, val_check_interval, num_sanity_val_steps, monitor,
+        early_stopping, min_delta, save_top_k, ema, weights, interpolation, layer_norm_eps, freeze,
+        layer_decay, optimizer, lr, weight_decay, momentum, nesterov, betas, eps, vector_lr,
+        clip_norm, nonfinite, schedule, warmup, label_smoothing, test_time_flip, drop_path,
+        normalize, precision, matmul_numerics, tf32_rounding, loss_scale, initial_loss_scale,
+        loss_scale_window, loss_scale_hysteresis, min_loss_scale, fp8_scaling, fp8_level,
+        checkpoint_activations, seed, save_every, state_dict_type, watch, detect_anomaly, devices,
+        global_batch_size, gradient_average, deterministic_reduce, collectives, capture)
   }
   {
     auto& part = config.augmentation;
@@ -246,6 +246,9 @@ void validate_length(const Config& c) {
   if (!c.limit_batches.is_zero()) c.limit_batches.check("limit-batches");
   if (!c.limit_val_batches.is_zero()) c.limit_val_batches.check("limit-val-batches");
   c.val_check_interval.check("val-check-interval");
+  WEFT_CHECK(c.num_sanity_val_steps >= -1,
+             "num-sanity-val-steps: expected a number of batches, or -1 for all, got {}",
+             c.num_sanity_val_steps);
   check_choice("monitor", c.monitor, monitored(c));
   check_not_negative("early-stopping", c.early_stopping);
   WEFT_CHECK(std::isfinite(c.min_delta) && c.min_delta >= 0,
@@ -315,10 +318,10 @@ void validate_text(const Config& c) {
   for (const std::string& key : settings_of_images()) {
     std::string name = key;
     std::ranges::replace(name, '_', '-');
-    WEFT_CHECK(mine.at(key) == usual.at(key),
-               "{}: a setting of images, but data '{}' is text; leave it out, or start from "
-               "--recipe gpt-quick",
-               name, c.data);
+    WEFT_CHECK(
+        mine.at(key) == usual.at(key),
+        "{}: a setting of images, but data '{}' is text; leave it out{}", name, c.data,
+        c.recipe == kTextRecipe ? "" : fmt::format(", or start from --recipe {}", kTextRecipe));
   }
 }
 

@@ -23,14 +23,15 @@ struct Config {
   int64_t image_size = 0;        // pixels; 0: the data's own, at most 224
 
   // When it ends: whatever comes first, or early_stopping.
-  int64_t epochs = 10;             // -1: no limit
-  int64_t max_steps = 0;           // of the optimizer; 0: no limit
-  std::string max_time;            // "90s", "10m", "2h", "1d" or "DD:HH:MM:SS"; empty: no limit
-  int64_t batch_size = 64;         // images per device, or windows of text
-  int64_t accumulate = 1;          // gradient accumulation: batches of one optimizer step
-  Limit limit_batches = 0.0;       // of an epoch, and of an evaluation; 0: all
-  Limit limit_val_batches = 0.0;   // of an evaluation; 0: as limit_batches
-  Limit val_check_interval = 1.0;  // batches, of an epoch, from validation to validation
+  int64_t epochs = 10;               // -1: no limit
+  int64_t max_steps = 0;             // of the optimizer; 0: no limit
+  std::string max_time;              // "90s", "10m", "2h", "1d" or "DD:HH:MM:SS"; empty: no limit
+  int64_t batch_size = 64;           // images per device, or windows of text
+  int64_t accumulate = 1;            // gradient accumulation: batches of one optimizer step
+  Limit limit_batches = 0.0;         // of an epoch, and of an evaluation; 0: all
+  Limit limit_val_batches = 0.0;     // of an evaluation; 0: as limit_batches
+  Limit val_check_interval = 1.0;    // batches, of an epoch, from validation to validation
+  int64_t num_sanity_val_steps = 0;  // validation batches tried before training; -1: all
 
   // What is best, and what becomes of it.
   std::string monitor = "loss/validation";  // a metric, see monitored()
@@ -101,6 +102,8 @@ const std::vector<std::string>& settings_of_images();
 /// The language models that there are: models/gpt_names.h, and "gpt2", which its weights describe.
 std::vector<std::string> text_model_names();
 inline constexpr const char* kGpt2 = "gpt2";
+/// The recipe for text.
+inline constexpr const char* kTextRecipe = "gpt-quick";
 
 /// The epochs at which a run ends; nothing: max_steps or max_time end it.
 std::optional<int64_t> epoch_limit(const Config& config);

@@ -23,6 +23,11 @@ int number_in(std::string_view text, const std::string& all) {
 
 }  // namespace
 
+Devices::Devices(int given) : count(given == -1 ? 0 : given) {
+  WEFT_CHECK(given == -1 || given > 0,
+             "devices: expected a positive number, \"auto\" or -1, got {}", given);
+}
+
 Devices::Devices(const std::string& text) {
   if (text == "auto") {
     count = 0;

@@ -11,7 +11,8 @@ namespace weft::train {
 /// How many devices, or which: 4; "auto" and -1, all there are, of the CPU one; {0, 2}, GPUs by
 /// their numbers. "auto" under mpirun, srun or torchrun: the ranks that were started.
 struct Devices {
-  Devices(int count) : count(count == -1 ? 0 : count) {}
+  /// A positive number, or -1. Throws Error for anything else.
+  Devices(int given);
   /// "auto", "-1", "4", or numbers of devices: "0,2", "3,". Throws Error for anything else.
   Devices(const std::string& text);
   Devices(const char* text) : Devices(std::string(text)) {}

@@ -11,6 +11,7 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/allocator.h"
+#include "core/available_memory.h"
 #include "core/runtime.h"
 #include "core/sanitizer.h"
 #include "io/safetensors.h"
@@ -316,6 +317,45 @@ TEST_CASE("device maps are read in Accelerate's form, budgets as a list") {
   CHECK(budgets[1] == std::pair(Device{}, int64_t{65536}));
   CHECK_THROWS_WITH(parse_memory_budgets("cpu"), Contains("\"cpu\": expected DEVICE=SIZE"));
   CHECK_THROWS_WITH(parse_memory_budgets("gpu=1GB"), Contains("unknown device \"gpu\""));
+  CHECK_THROWS_WITH(parse_memory_budgets("disk=1GB"), Contains("disk has no memory budget"));
+  // A GPU's number is its name, as in maps.
+  CHECK(parse_memory_budgets("0=300MB,cpu=1GB")[0] ==
+        std::pair(Device{DeviceType::cuda, 0}, int64_t{300'000'000}));
+}
+
+TEST_CASE("a device map is a place, too, and budgets are what there is") {
+  for (const auto& [text, place, main] : std::vector<std::tuple<std::string, nn::Place, Device>>{
+           {"cpu", kCpu, kCpu},
+           {"cpu:1", kOtherCpu, kCpu},
+           {"disk", std::nullopt, kCpu},
+           {"cuda:1", Device{DeviceType::cuda, 1}, Device{DeviceType::cuda, 1}},
+           {"2", Device{DeviceType::cuda, 2}, Device{DeviceType::cuda, 2}}}) {
+    INFO(text);
+    const nn::DeviceMap map = parse_device_map(text);
+    REQUIRE(map.places.size() == 1);
+    CHECK(map.places[0] == std::pair<std::string, nn::Place>("", place));
+    CHECK(map.main == main);
+  }
+  const io::Path file = scratch("whole.json");
+  std::ofstream(file) << R"({"": "disk"})";
+  CHECK(parse_device_map(file.string()).places.size() == 1);
+  CHECK_THROWS_WITH(parse_device_map("aut"),
+                    Contains("no file \"aut\"") && Contains("did you mean \"auto\"?"));
+  CHECK_THROWS_WITH(parse_device_map("cuda:x"), Contains("unknown device \"cuda:x\""));
+  CHECK_THROWS_WITH(parse_place("diks"),
+                    Contains("unknown device \"diks\": expected cpu, disk, ") &&
+                        Contains("did you mean \"disk\"?"));
+
+  const nn::MemoryBudgets budgets = available_budgets();
+  REQUIRE_FALSE(budgets.empty());
+  CHECK(budgets.back().first == kCpu);
+  const auto [device, bytes] = budgets.back();
+  CHECK(bytes > 0);
+  CHECK(bytes < proc_bytes("/proc/meminfo", "MemTotal"));
+  for (const auto& [gpu, free] : budgets) {
+    if (gpu != kCpu) CHECK(free < static_cast<int64_t>(runtime::memory_info(gpu.index).total));
+  }
+  CHECK((!runtime::is_emulated() || budgets.size() == 1));
 }
 
 }  // namespace weft::train

@@ -11,6 +11,7 @@
 #include "dist/comm/device/on_device.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
+#include "dist/comm/processes/rank_environment.h"
 #include "dist/model_parallel/rank_collectives.h"
 #include "dist/strategy/aliases.h"
 #include "dist/strategy/fp8_gradients.h"
@@ -21,6 +22,8 @@
 
 namespace weft::train {
 namespace {
+
+constexpr int kMostNodes = 1 << 16;
 
 optim::GradScalerOptions scaler_of(const FabricOptions& options, const Precision& precision) {
   optim::GradScalerOptions scaler = options.numerics.loss_scale;
@@ -55,7 +58,8 @@ FabricOptions from_environment(FabricOptions options) {
     options.device = value;
   });
   read("WEFT_DEVICES", [&](const char* value) { options.devices = value; });
-  read("WEFT_NUM_NODES", [&](const char* value) { options.num_nodes = Devices(value).count; });
+  constexpr const char* kNodes = "WEFT_NUM_NODES";
+  if (dist::variable(kNodes)) options.num_nodes = dist::variable_number(kNodes, 1, kMostNodes);
   read("WEFT_PRECISION", [&](const char* value) {
     find_precision(value);
     options.precision = value;
@@ -139,8 +143,7 @@ void Fabric::launch(dist::CommunicatorPtr world) {
   WEFT_CHECK(size() == sharing_->ranks(),
              "fabric: {} devices were asked for, {} ranks were started", devices_, size());
   if (size() > 1 || !options_.devices.numbers.empty()) {
-    const bool are_processes = dist::is_rank();  // else threads of one
-    device_ = options_.devices.of_rank(device_, are_processes ? dist::local_rank() : rank());
+    device_ = options_.devices.of_rank(device_, local_rank());
     require_device(device_);
   }
   if (size() > 1) {
@@ -148,6 +151,11 @@ void Fabric::launch(dist::CommunicatorPtr world) {
     world_ = dist::on_device(std::move(world_), device_, collectives);
   }
   geometry_ = make_strategy();
+}
+
+int Fabric::local_rank() const {
+  const bool are_processes = dist::is_rank();  // else threads of one
+  return are_processes ? dist::local_rank() : rank();
 }
 
 std::shared_ptr<dist::Strategy> Fabric::make_strategy() const {
@@ -164,14 +172,16 @@ dist::Strategy& Fabric::strategy() const {
   return models_.empty() ? *geometry_ : *models_.front()->strategy;
 }
 
-void Fabric::setup_dataloader(data::Loader& loader) const {
+void Fabric::setup_dataloader(data::Loader& loader, bool use_distributed_sampler) const {
   WEFT_CHECK(geometry_, "fabric: call launch() before setup_dataloader()");
   data::LoaderOptions options = loader.options();
-  if (!options_.split_batches) options.batch_size *= data_devices();
-  options.micro_batches = options.ranks = data_size();
-  options.rank = data_rank();
+  if (use_distributed_sampler) {
+    if (!options_.split_batches) options.batch_size *= data_devices();
+    options.micro_batches = options.ranks = data_size();
+    options.rank = data_rank();
+    options.fills_empty = true;
+  }
   options.device = device_;
-  options.fills_empty = true;
   options.watch = watch_;
   loader.set_options(options);
 }
@@ -209,9 +219,19 @@ Tensor Fabric::all_gather(const Tensor& x) const {
 }
 
 Tensor Fabric::gather_for_metrics(const Tensor& x) const {
-  const NoGrad guard;
   WEFT_CHECK(x.dim() > 0, "gather_for_metrics: expected a row for each sample, got {}", x);
-  const int64_t rows = std::max<int64_t>(0, x.size(0) - watch_->fillers);
+  return gather_rows(x, std::max<int64_t>(0, x.size(0) - watch_->fillers));
+}
+
+Tensor Fabric::gather_for_metrics(double value) const {
+  // A batch of fillers is another rank's.
+  return gather_rows(to_device(Tensor::from(std::vector{value}, {1}), device_),
+                     watch_->fillers > 0 ? 0 : 1);
+}
+
+/// The first rows of each data rank's x, one rank after another.
+Tensor Fabric::gather_rows(const Tensor& x, int64_t rows) const {
+  const NoGrad guard;
   if (!world_) return ops::clone(ops::narrow(detach(x), 0, 0, rows));
   // Of ranks with the same samples one counts. Their places are those of the data ranks.
   const bool counts = strategy().counts();
@@ -251,12 +271,14 @@ void Fabric::barrier() const {
   if (world_) world_->barrier().wait();
 }
 
-void Fabric::log(const std::string& name, double value, int64_t step) {
+void Fabric::log(const std::string& name, double value, std::optional<int64_t> step) {
   log_dict({{name, value}}, step);
 }
 
-void Fabric::log_dict(const NamedValues& values, int64_t step) {
+void Fabric::log_dict(const NamedValues& values, std::optional<int64_t> given) {
   if (!is_main()) return;
+  const int64_t step = given.value_or(next_log_);
+  next_log_ = step + 1;
   if (!has_logged_) {
     for (const auto& logger : options_.loggers) logger->begin(step);
     has_logged_ = true;

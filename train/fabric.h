@@ -18,10 +18,10 @@
 // What setup() has taken over knows of the precision, the loss scale and the shards: model(x),
 // optimizer.step() and zero_grad(), model.zero_grad(), state_dict() and load_state_dict(), and the
 // functions of optim/clip.h. What cannot be led there throws: weft::backward(loss) where the loss
-// has to be scaled or averaged, clipping and steps on gradients that have not been summed over the
-// ranks, steps of an optimizer that was not set up, add_group(), a step inside a captured graph,
-// and calls of a model's parts from outside of it. A program may set up several models and
-// optimizers.
+// has to be scaled, averaged or divided, clipping and steps on gradients that have not been summed
+// over the ranks, steps of an optimizer that was not set up, add_group(), a step inside a captured
+// graph, and calls of a model's parts from outside of it. A program may set up several models and
+// optimizers, and optimizers of parts of a model, which step and drop gradients when they like.
 //
 // model.forward(x) and methods of a model's own call its parts, which throw where they would run in
 // another precision than was asked for, or past the strategy: forward(model, function) runs them.
@@ -142,6 +142,8 @@ class Fabric {
   /// Where this rank computes.
   Device device() const { return device_; }
   int rank() const { return world_ ? world_->rank() : 0; }
+  /// Among the ranks of this host.
+  int local_rank() const;
   int size() const { return world_ ? world_->size() : 1; }
   bool is_main() const { return rank() == 0; }
   /// Ranks that take different samples, and this one's number among them.
@@ -179,20 +181,24 @@ class Fabric {
   /// From here on the loader gives this rank's share, on its device: batches of its batch_size for
   /// each device, or with split_batches a part of each batch. Ranks that share a layer or a
   /// pipeline get the same; with dp one batch holds those of all devices. A share that would be
-  /// empty holds a sample that another rank has as well.
-  void setup_dataloader(data::Loader& loader) const;
+  /// empty holds a sample that another rank has as well. Without use_distributed_sampler the loader
+  /// gives what it would alone, on this rank's device: it knows of the ranks by itself.
+  void setup_dataloader(data::Loader& loader, bool use_distributed_sampler = true) const;
   /// The same for a new loader; its batch_size is always that of each device.
   std::unique_ptr<data::Loader> setup_dataloader(data::DatasetPtr dataset,
                                                  data::LoaderOptions options) const;
   /// The same for any other loader (shared_loader.h): `auto shared = fabric.share(loader);`, then
-  /// shared.next(). Every rank reads all of `loader`, which must give the same on each.
+  /// shared.next(). Every rank reads all of `loader`, which must give the same on each, unless it
+  /// is without use_distributed_sampler.
   template <class Source>
-  SharedLoader<Source> share(Source& loader) const {
-    return SharedLoader<Source>(loader, {.ranks = data_size(),
-                                         .rank = data_rank(),
-                                         .batches = options_.split_batches ? 1 : data_devices(),
-                                         .device = device_,
-                                         .watch = watch_});
+  SharedLoader<Source> share(Source& loader, bool use_distributed_sampler = true) const {
+    SharedLoaderOptions options = {.device = device_, .watch = watch_};
+    if (use_distributed_sampler) {
+      options.ranks = data_size();
+      options.rank = data_rank();
+      if (!options_.split_batches) options.batches = data_devices();
+    }
+    return SharedLoader<Source>(loader, options);
   }
 
   /// The model on x, wherever that is, in the precision asked for; floating results come back in
@@ -203,6 +209,16 @@ class Fabric {
   /// What function() returns, called in the precision and prepared for as model(x) is: for methods
   /// of a model. Throws Error under dp and pipeline, which run model(x) alone.
   Tensor forward(nn::Module& model, const std::function<Tensor()>& function);
+  /// The same of a function that returns several.
+  Tensors forward(nn::Module& model, const std::function<Tensors()>& function);
+  /// What becomes of a call model(...) with any arguments and results, which call() makes, as of
+  /// model(x): forward(model, call), but an Error where that would be a part of the logits.
+  Tensors lead(nn::Module& model, const std::function<Tensors()>& call);
+  /// What such a call hands to the model in the place of x: a tensor on the device, in the weights'
+  /// dtype where it is floating, or an image of bytes.
+  Tensor input(const Tensor& x, bool is_image = false) const;
+  /// By which a model was set up; null for one that was not, or whose Fabric is gone.
+  static Fabric* of(const nn::Module& model);
   /// ops::cross_entropy of what forward() returned. With parallel_head a rank has the logits of
   /// some classes alone: then it has to be this one.
   Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
@@ -223,11 +239,16 @@ class Fabric {
   /// While the result lives, backward() leaves the model's gradients on their rank, where they add
   /// up. The last backward before clipping and step() has to be outside.
   [[nodiscard]] std::shared_ptr<void> no_backward_sync(nn::Module& model, bool enabled = true);
-  /// For the body of a loop of which options.accumulate rounds are one step, as
-  /// `accelerator.accumulate`: while the result lives, backward() divides the loss by them, and
-  /// until the last of them, or the last batch of a loader of this Fabric, step() is left out,
-  /// zero_grad() keeps what has added up, and clipping does nothing.
-  [[nodiscard]] std::shared_ptr<void> accumulate(nn::Module& model);
+  /// For the body of a loop of which options.accumulate rounds are one step of these models, as
+  /// `accelerator.accumulate`: while the result lives, backward() divides their gradients by them,
+  /// and until the last of them, or the last batch of a loader of this Fabric, step() of their
+  /// optimizers is left out, zero_grad() of these keeps what has added up, and clipping does
+  /// nothing. Other models' gradients are whole, and their optimizers step. Throws Error for models
+  /// of which one has had more rounds of its step than another.
+  [[nodiscard]] std::shared_ptr<void> accumulate(const std::vector<nn::Module*>& models);
+  [[nodiscard]] std::shared_ptr<void> accumulate(nn::Module& model) {
+    return accumulate(std::vector<nn::Module*>{&model});
+  }
   /// False in a round of accumulate() that ends no step.
   bool sync_gradients() const { return !is_accumulating_; }
 
@@ -259,6 +280,8 @@ class Fabric {
   /// [samples, ...]: the data ranks' rows, one after another, each sample of the latest batch once:
   /// without the rows that a loader of this Fabric filled up with. Rows may differ in number.
   Tensor gather_for_metrics(const Tensor& x) const;
+  /// The same of one number of each rank's batch: f64 [data ranks].
+  Tensor gather_for_metrics(double value) const;
   void broadcast(const Tensor& x, int source = 0) const;
   void barrier() const;
 
@@ -292,9 +315,11 @@ class Fabric {
       const std::string& path,
       const std::function<std::vector<NamedState>(const StateKinds&)>& ask);
 
-  /// To options.loggers, on rank 0 alone. Throws Error where one of them cannot write.
-  void log(const std::string& name, double value, int64_t step);
-  void log_dict(const NamedValues& values, int64_t step);
+  /// To options.loggers, on rank 0 alone. Without a step, 0 at first, then one more than the call
+  /// before: calls are counted, of either kind, not the steps of an optimizer. Throws Error where a
+  /// logger cannot write.
+  void log(const std::string& name, double value, std::optional<int64_t> step = {});
+  void log_dict(const NamedValues& values, std::optional<int64_t> step = {});
   /// Calls a function of those callbacks that have it, in their order and on every rank:
   /// `fabric.call(&Stopwatch::on_epoch_end, epoch)`.
   template <class Callback, class... Parameters, class... Arguments>
@@ -310,31 +335,40 @@ class Fabric {
   void seed_everything(uint64_t seed) const;
 
  private:
+  /// A parameter of a model that was set up, and what its gradient is. That is a matter of each
+  /// alone: a model's optimizers may have some of its parameters each, and step and drop gradients
+  /// when they like; a backward pass may reach some parameters and not others.
+  struct Parameter {
+    Tensor whole;               // the model's
+    Tensor kept;                // what this rank has of it, and the optimizer
+    bool is_touched = false;    // by the backward under way, or the latest
+    bool is_adding_up = false;  // accumulate() has a gradient of a step to come
+    // Where ranks have different samples.
+    bool is_local = false;  // the gradient is this rank's alone; else summed over the ranks
+    Tensor sum_aside = {};  // what was summed while others come that are this rank's alone
+  };
   /// A model that was set up.
   struct Model {
     nn::Module* module = nullptr;
     std::weak_ptr<void> is_alive;
     std::shared_ptr<dist::Strategy> strategy;
-    std::unordered_set<const nn::Module*> parts;   // of the model
-    Tensors parameters;                            // of the model
-    std::unordered_map<const void*, Tensor> kept;  // what this rank has of each
-    std::shared_ptr<void> ownership;               // of the gradients
-    bool is_loading = false;                       // by its strategy
-    int local_depth = 0;                           // of no_backward_sync()
-    int64_t rounds = 0;                            // of accumulate(), since the last step
-    // Where ranks have different samples: what the gradients at hand are.
-    bool was_touched = false;  // by the backward under way
-    bool has_sums = false;     // sums over the ranks, or nothing
-    bool has_local = false;    // of this rank alone
-    Tensors sums_aside = {};   // summed before others came that are this rank's alone
+    std::unordered_set<const nn::Module*> parts;  // of the model
+    std::vector<Parameter> parameters;
+    std::unordered_map<const void*, size_t> places;  // in these, of whole and of kept ones
+    std::shared_ptr<void> ownership;                 // of the gradients
+    bool is_loading = false;                         // by its strategy
+    int local_depth = 0;                             // of no_backward_sync()
+    // Of accumulate().
+    int64_t rounds = 0;        // since the last step
+    bool is_in_round = false;  // one is under way
+    bool waits = false;        // and others of the step are to come
   };
   struct Optimizer {
     optim::Optimizer* optimizer = nullptr;
     std::weak_ptr<void> is_alive;
     std::vector<Model*> models;
-    bool is_unscaled = false;   // its gradients, since they were computed
-    bool is_used_up = false;    // a step has used them; zero_grad() is due where a loss is scaled
-    bool is_adding_up = false;  // accumulate() has gradients of a step to come
+    bool is_unscaled = false;  // its gradients, since they were computed
+    bool is_used_up = false;   // a step has used them; zero_grad() is due where a loss is scaled
   };
   class Gradients;
 
@@ -342,11 +376,15 @@ class Fabric {
   std::shared_ptr<dist::Strategy> make_strategy() const;
   static void load_state(Model& model, const NamedTensors& state);
   NamedTensors state_everywhere(const Model& model) const;
+  Tensor gather_rows(const Tensor& x, int64_t rows) const;
+  void check_logits(const nn::Module& model) const;
   void lead_part(Model& model, const std::string& name, nn::Module& part);
   void check_call(const std::string& name, const nn::Module& part);
   Model& only_model(std::string_view function);
   Model& find_model(nn::Module& model, std::string_view function);
   Optimizer& find_optimizer(const optim::Optimizer& optimizer, std::string_view function);
+  std::pair<Model*, Parameter*> find_parameter(const Tensor& tensor) const;
+  static std::vector<Parameter*> trained_by(const Optimizer& optimizer, Model& model);
   void forget_the_dead();
   Model* model_of(const optim::Optimizer& optimizer);
   Model* model_of(const nn::Module& module);
@@ -364,15 +402,14 @@ class Fabric {
                       const nlohmann::json& groups);
   void run_backward(const std::function<void()>& pass);
   void watch_backward(Model& model);
-  void put_sums_aside(Model& model);
-  void take_sums_back(Model& model);
-  bool waits(const Optimizer& optimizer) const;
+  void begin_pass(Model& model);
+  void end_pass(Model& model);
+  static bool waits(const Optimizer& optimizer);
   bool take_step(Optimizer& entry, double gradient_scale, const kernels::StepGate& gate);
   void drop_gradients(Optimizer& entry);
   void drop_gradients(Model& model);
   void drop_gradients(Model& model, const nn::Module& part);
-  void drop_rest(Model& model);
-  void drop_rest(Model& model, const std::unordered_set<const void*>& parameters);
+  static void drop_gradients(Model& model, const std::vector<Parameter*>& parameters);
   void settle(Optimizer& entry);
   Tensor unscale(Optimizer& entry);
   void update_scale();
@@ -394,12 +431,13 @@ class Fabric {
   std::vector<std::unique_ptr<Optimizer>> optimizers_;
   std::shared_ptr<data::LoaderWatch> watch_ = std::make_shared<data::LoaderWatch>();
   bool has_logged_ = false;
+  int64_t next_log_ = 0;               // the step of a log() that says none
   std::unique_ptr<PendingSave> save_;  // of async_save(), until it is complete
   bool is_in_backward_ = false;
   bool is_update_due_ = false;  // of the loss scale, when all optimizers that wait for it are done
   // Of accumulate().
   bool is_in_round_ = false, is_accumulating_ = false;
-  Model* in_round_ = nullptr;
+  bool divides_gradients_ = false;  // of models in the round; else the loss was divided
   // Cleared when this goes: what was set up may be there for longer.
   std::shared_ptr<Fabric*> alive_ = std::make_shared<Fabric*>(this);
   std::shared_ptr<Gradients> gradients_;

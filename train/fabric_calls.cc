@@ -1,6 +1,7 @@
 // What a Fabric sets up, and how a program's own calls of it are led to the precision and the
 // strategy.
 #include <algorithm>
+#include <mutex>
 #include <tuple>
 #include <utility>
 
@@ -41,6 +42,37 @@ class LedCall {
   const ScopedValue<const Led*> scope_;
 };
 
+/// Which Fabric has set a model up. Where its arguments are no tensor, a program's call is not the
+/// module's to lead: who makes it asks here.
+class Fabrics {
+ public:
+  /// The model is known for as long as the result lives.
+  std::shared_ptr<void> add(const nn::Module& model, const std::weak_ptr<Fabric*>& fabric) {
+    const std::lock_guard lock(mutex_);
+    of_[&model] = fabric;
+    return {nullptr, [this, &model](void*) {
+              const std::lock_guard lock(mutex_);
+              of_.erase(&model);
+            }};
+  }
+  Fabric* find(const nn::Module& model) {
+    const std::lock_guard lock(mutex_);
+    const auto found = of_.find(&model);
+    const auto fabric = found == of_.end() ? nullptr : found->second.lock();
+    return fabric ? *fabric : nullptr;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<const nn::Module*, std::weak_ptr<Fabric*>> of_;
+};
+
+/// Never destroyed: models may be there when static objects go.
+Fabrics& fabrics() {
+  static auto* const all = new Fabrics;
+  return *all;
+}
+
 /// Whether the call at hand, or one that it was made in, is of that model.
 bool is_in_call_of(const nn::Module& model) {
   const Led* led = innermost;
@@ -79,6 +111,26 @@ Fabric::Optimizer& Fabric::find_optimizer(const optim::Optimizer& optimizer,
   return **found;
 }
 
+/// The parameter that this is, or is this rank's part of, and its model; nulls: of none that was
+/// set up.
+std::pair<Fabric::Model*, Fabric::Parameter*> Fabric::find_parameter(const Tensor& tensor) const {
+  for (const auto& model : models_) {
+    const auto place = model->places.find(tensor.id());
+    if (place != model->places.end()) return {model.get(), &model->parameters[place->second]};
+  }
+  return {nullptr, nullptr};
+}
+
+/// Those of the model's parameters that the optimizer has.
+std::vector<Fabric::Parameter*> Fabric::trained_by(const Optimizer& entry, Model& model) {
+  std::vector<Parameter*> trained;
+  for (const Tensor& tensor : entry.optimizer->parameters()) {
+    const auto place = model.places.find(tensor.id());
+    if (place != model.places.end()) trained.push_back(&model.parameters[place->second]);
+  }
+  return trained;
+}
+
 /// Models and optimizers may go before the Fabric.
 void Fabric::forget_the_dead() {
   const auto is_dead = [](const auto& entry) { return entry->is_alive.expired(); };
@@ -108,23 +160,21 @@ void Fabric::setup_model(nn::Module& model, const nn::ModelStructure& structure)
   Tensors all;
   for (size_t i = 0; i < whole.size(); ++i) {
     const Tensor& mine = kept[0].parameters[i].second;
-    entry->parameters.push_back(whole[i].second);
+    entry->parameters.push_back({.whole = whole[i].second, .kept = mine});
     for (const Tensor& tensor : {whole[i].second, mine}) {
-      if (entry->kept.try_emplace(tensor.id(), mine).second) all.push_back(tensor);
+      if (entry->places.try_emplace(tensor.id(), i).second) all.push_back(tensor);
     }
   }
   entry->ownership = optim::own_gradients(all, gradients_);
-  const auto token = std::make_shared<int>();
+  const std::weak_ptr<Fabric*> fabric = alive_;
+  const std::shared_ptr<void> token = fabrics().add(model, fabric);
   entry->is_alive = token;
   watch_backward(*entry);
-  const std::weak_ptr<Fabric*> fabric = alive_;
   model.set_route(
       {.forward =
            [token, fabric, &model](const Tensor& x) {
              Fabric& self = alive(fabric, "model");
-             WEFT_CHECK(!self.options_.strategy.parallel_head || !model.is_training(),
-                        "fabric: with a parallel head a rank has the logits of some classes "
-                        "alone; call fabric.forward() and fabric.cross_entropy()");
+             self.check_logits(model);
              return self.forward(model, x);
            },
        .zero_grad = [fabric,
@@ -230,17 +280,16 @@ void Fabric::setup_optimizer(optim::Optimizer& optimizer) {
   std::vector<optim::ParameterGroup> groups = optimizer.groups();
   for (optim::ParameterGroup& group : groups) {
     for (auto& [name, tensor] : group.parameters) {
-      const auto owner = std::ranges::find_if(
-          models_, [id = tensor.id()](const auto& model) { return model->kept.contains(id); });
-      WEFT_CHECK(owner != models_.end(),
-                 "fabric: parameter \"{}\" of the optimizer is of no model that was set up", name);
-      const Tensor& mine = (*owner)->kept.at(tensor.id());
+      const auto [owner, parameter] = find_parameter(tensor);
+      WEFT_CHECK(owner, "fabric: parameter \"{}\" of the optimizer is of no model that was set up",
+                 name);
+      const Tensor& mine = parameter->kept;
       WEFT_CHECK(mine.shape() == tensor.shape() || !optimizer.needs_whole_parameters(),
                  "fabric: {} needs whole parameters, and the strategy {} cuts \"{}\"",
                  optimizer.kind(), options_.strategy.name, name);
       tensor = mine;
-      if (std::ranges::find(entry->models, owner->get()) == entry->models.end()) {
-        entry->models.push_back(owner->get());
+      if (std::ranges::find(entry->models, owner) == entry->models.end()) {
+        entry->models.push_back(owner);
       }
     }
   }
@@ -265,17 +314,42 @@ Tensor Fabric::forward(nn::Module& model, const Tensor& x) {
   };
   const LedCall call(model);
   const PrecisionScope scope = autocast();
-  return forward_logits(run, ops::to(x, device_), precision_);
+  return widened(run(input(x, true)), precision_);
 }
 
 Tensor Fabric::forward(nn::Module& model, const std::function<Tensor()>& function) {
+  return forward(model, std::function<Tensors()>([&] { return Tensors{function()}; }))[0];
+}
+
+Tensors Fabric::forward(nn::Module& model, const std::function<Tensors()>& function) {
   const Model& entry = find_model(model, "forward");
   const PrecisionScope scope = autocast();
   const bool is_led = nn::RoutedCall::is_of(model);
   const LedCall led(model);
   const nn::RoutedCall call(&model);
-  return widened(is_led ? function() : entry.strategy->call(model, function), precision_);
+  Tensors outputs = is_led ? function() : entry.strategy->call(model, function);
+  for (Tensor& output : outputs) output = widened(output, precision_);
+  return outputs;
 }
+
+Tensors Fabric::lead(nn::Module& model, const std::function<Tensors()>& call) {
+  check_logits(model);
+  return forward(model, call);
+}
+
+void Fabric::check_logits(const nn::Module& model) const {
+  WEFT_CHECK(!options_.strategy.parallel_head || !model.is_training(),
+             "fabric: with a parallel head a rank has the logits of some classes alone; call "
+             "fabric.forward() and fabric.cross_entropy()");
+}
+
+Tensor Fabric::input(const Tensor& x, bool is_image) const {
+  const Tensor here = ops::to(x, device_);
+  const bool is_cast = is_floating(x.dtype()) || (is_image && x.dtype() == DType::u8);
+  return is_cast ? ops::cast(here, precision_.parameters) : here;
+}
+
+Fabric* Fabric::of(const nn::Module& model) { return fabrics().find(model); }
 
 void Fabric::run(const dist::MicroBatches& batches) {
   Model& model = only_model("run");
@@ -284,8 +358,7 @@ void Fabric::run(const dist::MicroBatches& batches) {
   const PrecisionScope scope = autocast();
   const LedCall led(*model.module);
   const nn::RoutedCall call;
-  const ScopedValue in_backward(is_in_backward_, true);
-  model.strategy->run(*model.module, batches);
+  run_backward([&] { model.strategy->run(*model.module, batches); });
 }
 
 }  // namespace weft::train

@@ -11,7 +11,7 @@
 #include "autograd/fp8.h"
 #include "autograd/ops.h"
 #include "core/scoped_value.h"
-#include "dist/comm/tree_accumulator.h"
+#include "dist/comm/exact_sum.h"
 #include "optim/clip.h"
 
 namespace weft::train {
@@ -21,25 +21,23 @@ bool has_gradient(const Tensors& parameters) {
   return std::ranges::any_of(parameters, [](const Tensor& p) { return p.grad().defined(); });
 }
 
-void drop_gradients_of(const Tensors& parameters) {
-  for (const Tensor& p : parameters) {
-    if (p.grad().defined()) p.set_grad({});
-  }
-}
-
 }  // namespace
 
 Tensors Fabric::Gradients::complete(const Tensors& parameters) {
   fabric_.forget_the_dead();
   Tensors mine;
-  for (const Tensor& parameter : parameters) mine.push_back(kept(parameter));
-  for (const auto& model : fabric_.models_) {
-    const bool is_concerned = std::ranges::any_of(
-        parameters, [&](const Tensor& p) { return model->kept.contains(p.id()); });
-    if (!is_concerned) continue;
-    if (fabric_.is_accumulating_ && model.get() == fabric_.in_round_) return {};
-    check_summed(*model, "clipping");
+  bool some_wait = false, some_do_not = false;
+  for (const Tensor& tensor : parameters) {
+    const auto [model, parameter] = fabric_.find_parameter(tensor);
+    WEFT_CHECK(parameter, "clipping: {} is of a model that is gone", tensor);
+    (model->waits ? some_wait : some_do_not) = true;
+    if (!model->waits) check_summed(*parameter, "clipping");
+    mine.push_back(parameter->kept);
   }
+  WEFT_CHECK(!some_wait || !some_do_not,
+             "clipping: some of the parameters wait for the last round of accumulate(), others do "
+             "not; clip them apart");
+  if (some_wait) return {};
   std::unordered_map<const void*, Optimizer*> optimizer_of;
   for (const auto& entry : fabric_.optimizers_) {
     for (const Tensor& p : entry->optimizer->parameters()) optimizer_of[p.id()] = entry.get();
@@ -61,7 +59,7 @@ Tensor Fabric::Gradients::norm(const Tensors& mine) {
   for (const auto& model : fabric_.models_) {
     Tensors part;
     for (const Tensor& p : mine) {
-      if (model->kept.contains(p.id())) part.push_back(p);
+      if (model->places.contains(p.id())) part.push_back(p);
     }
     if (!part.empty()) parts.emplace_back(model.get(), std::move(part));
   }
@@ -71,70 +69,82 @@ Tensor Fabric::Gradients::norm(const Tensors& mine) {
   return Tensor::scalar(std::sqrt(squares.value()), DType::f64);
 }
 
-void Fabric::Gradients::check_summed(const Model& model, const char* what) {
-  WEFT_CHECK(!model.has_local,
+void Fabric::Gradients::check_summed(const Parameter& parameter, const char* what) {
+  WEFT_CHECK(!parameter.is_local,
              "fabric: {} before the gradients have been summed over the ranks: the last "
              "backward() of a step has to be outside of no_backward_sync()",
              what);
 }
 
-Tensor Fabric::Gradients::kept(const Tensor& parameter) const {
-  for (const auto& model : fabric_.models_) {
-    const auto found = model->kept.find(parameter.id());
-    if (found != model->kept.end()) return found->second;
-  }
-  WEFT_FAIL("clipping: {} is of a model that is gone", parameter);
-}
-
-/// Where the loss has to be scaled or averaged, a backward pass of the program's own would leave
-/// gradients of another size without an error.
+/// What a backward pass does to each parameter of a model. Where the loss has to be scaled,
+/// averaged or divided, one of the program's own would leave gradients of another size without an
+/// error.
 void Fabric::watch_backward(Model& model) {
-  const bool averages = data_size() > 1;
-  if (!averages && !scaler_.is_enabled()) return;
-  for (const Tensor& parameter : model.parameters) {
-    if (!parameter.requires_grad()) continue;
-    register_ready_hook(
-        parameter, [fabric = std::weak_ptr<Fabric*>(alive_), is_alive = model.is_alive, &model] {
-          const std::shared_ptr<Fabric*> self = fabric.lock();
-          if (!self || is_alive.expired()) return;
-          WEFT_CHECK((*self)->is_in_backward_,
-                     "fabric: call fabric.backward(loss) instead of backward(loss): the loss of a "
-                     "model that was set up is scaled, or averaged over the ranks");
-          model.was_touched = true;
-        });
+  const bool is_changed = data_size() > 1 || scaler_.is_enabled();
+  if (!is_changed && options_.accumulate == 1) return;
+  for (Parameter& parameter : model.parameters) {
+    if (!parameter.whole.requires_grad()) continue;
+    // The Fabric, while it and the model are there.
+    const auto watcher = [fabric = std::weak_ptr<Fabric*>(alive_), is_alive = model.is_alive] {
+      const std::shared_ptr<Fabric*> self = fabric.lock();
+      return self && !is_alive.expired() ? *self : nullptr;
+    };
+    register_hook(parameter.whole, [watcher, &model](const Tensor& gradient) -> Tensor {
+      const Fabric* const self = watcher();
+      if (!self || !self->divides_gradients_ || !model.is_in_round) return {};
+      const NoGrad guard;
+      return gradient * (1.0 / static_cast<double>(self->options_.accumulate));
+    });
+    register_ready_hook(parameter.whole, [watcher, is_changed, &model, &parameter] {
+      const Fabric* const self = watcher();
+      if (!self) return;
+      WEFT_CHECK(self->is_in_backward_ || (!is_changed && !model.is_in_round),
+                 "fabric: call fabric.backward(loss) instead of backward(loss): the loss of a "
+                 "model that was set up is scaled, averaged over the ranks, or divided by the "
+                 "rounds of accumulate()");
+      parameter.is_touched = true;
+    });
   }
 }
 
-/// Sums over the ranks that a further sum over them must not count once per rank.
-void Fabric::put_sums_aside(Model& model) {
-  model.was_touched = false;
-  if (data_size() == 1 || !model.has_sums || !has_gradient(model.parameters)) return;
+/// Puts sums over the ranks aside: a further sum over them must not count these once per rank.
+void Fabric::begin_pass(Model& model) {
   const NoGrad guard;
-  Tensors sums = dist::take_gradients(model.parameters);
-  for (Tensor& sum : sums) {
-    if (sum.defined()) sum = ops::clone(sum);  // it may be a part of a bucket
-  }
-  model.sums_aside = std::move(sums);
-  model.has_sums = false;
-}
-
-void Fabric::take_sums_back(Model& model) {
-  if (model.was_touched) model.has_local = model.local_depth > 0;
-  if (model.has_local) return;
-  const NoGrad guard;
-  for (size_t i = 0; i < model.sums_aside.size(); ++i) {
-    const Tensor& sum = model.sums_aside[i];
-    const Tensor& parameter = model.parameters[i];
+  const bool sums = data_size() > 1;
+  for (Parameter& p : model.parameters) {
+    p.is_touched = false;
+    if (!sums || p.is_local) continue;
+    Tensor sum = p.whole.grad();
     if (!sum.defined()) continue;
-    Tensor gradient = parameter.grad();
-    if (gradient.defined()) {
-      ops::add_(gradient, sum);
-    } else {
-      parameter.set_grad(sum);
-    }
+    p.whole.set_grad({});
+    // What is shared may be a part of a bucket, which the pass fills.
+    p.sum_aside = sum.is_unique() ? std::move(sum) : ops::clone(sum);
   }
-  model.sums_aside.clear();
-  model.has_sums = true;
+}
+
+/// Notes what became of each gradient, and takes back the sums of those that are sums now. One that
+/// is this rank's alone leaves its sum aside until it is summed, too.
+void Fabric::end_pass(Model& model) {
+  const NoGrad guard;
+  const bool sums = data_size() > 1;
+  const bool is_touched = std::ranges::any_of(model.parameters, &Parameter::is_touched);
+  for (Parameter& p : model.parameters) {
+    if (p.is_touched && model.waits) p.is_adding_up = true;
+    if (!sums) continue;
+    if (model.local_depth > 0) {
+      p.is_local = p.is_local || p.is_touched;
+    } else if (is_touched) {
+      p.is_local = false;  // of the others, too: a pass that sums leaves none out
+    }
+    if (p.is_local || !p.sum_aside.defined()) continue;
+    Tensor gradient = p.whole.grad();
+    if (gradient.defined()) {
+      ops::add_(gradient, p.sum_aside);
+    } else {
+      p.whole.set_grad(p.sum_aside);
+    }
+    p.sum_aside = {};
+  }
 }
 
 void Fabric::run_backward(const std::function<void()>& pass) {
@@ -145,24 +155,30 @@ void Fabric::run_backward(const std::function<void()>& pass) {
                "fabric: backward() after clipping and before step(): the gradients were divided by "
                "the loss scale already, and those to come would carry it");
   }
-  for (const auto& model : models_) put_sums_aside(*model);
+  for (const auto& model : models_) begin_pass(*model);
   {
     const ScopedValue in_backward(is_in_backward_, true);
     pass();
   }
-  for (const auto& model : models_) take_sums_back(*model);
+  for (const auto& model : models_) end_pass(*model);
 }
 
 void Fabric::backward(const Tensor& loss) {
+  forget_the_dead();
   const PrecisionScope scope = autocast();
+  // Where all that are trained accumulate, the loss is divided, which costs nothing; else, in
+  // watch_backward(), the gradients of those that do: one loss may be that of others, too.
+  const bool all_accumulate =
+      is_in_round_ && std::ranges::all_of(models_, [](const auto& model) {
+        return model->is_in_round ||
+               std::ranges::none_of(model->parameters,
+                                    [](const Parameter& p) { return p.whole.requires_grad(); });
+      });
+  const ScopedValue divides(divides_gradients_, is_in_round_ && !all_accumulate);
   const double parts =
-      data_size() * (is_in_round_ ? static_cast<double>(options_.accumulate) : 1.0);
+      data_size() * (all_accumulate ? static_cast<double>(options_.accumulate) : 1.0);
   const Tensor share = scaler_.scale(parts == 1 ? loss : loss * (1.0 / parts));
   run_backward([&] { weft::backward(share); });
-  if (!is_in_round_) return;
-  for (const auto& entry : optimizers_) {
-    for (const Model* model : entry->models) entry->is_adding_up |= model == in_round_;
-  }
 }
 
 std::shared_ptr<void> Fabric::no_backward_sync(nn::Module& model, bool enabled) {
@@ -175,25 +191,46 @@ std::shared_ptr<void> Fabric::no_backward_sync(nn::Module& model, bool enabled) 
           }};
 }
 
-std::shared_ptr<void> Fabric::accumulate(nn::Module& model) {
-  Model& entry = find_model(model, "accumulate");
-  WEFT_CHECK(!is_in_round_, "fabric: accumulate() inside of accumulate()");
-  ++entry.rounds;
-  const bool is_last = entry.rounds == options_.accumulate || watch_->is_last;
-  if (is_last) entry.rounds = 0;
+std::shared_ptr<void> Fabric::accumulate(const std::vector<nn::Module*>& models) {
+  WEFT_CHECK(!models.empty(), "fabric: accumulate() of no model; expected one or several");
+  WEFT_CHECK(!is_in_round_,
+             "fabric: accumulate() inside of accumulate(); one call takes several models");
+  std::vector<Model*> entries;
+  for (nn::Module* const model : models) {
+    WEFT_CHECK(model, "fabric: accumulate(): a model is null");
+    Model& entry = find_model(*model, "accumulate");
+    WEFT_CHECK(entries.empty() || entry.rounds == entries[0]->rounds,
+               "fabric: accumulate() of several models, of whose steps one has had {} rounds and "
+               "another {}; expected models that are always in one accumulate()",
+               entries[0]->rounds, entry.rounds);
+    entries.push_back(&entry);
+  }
+  const int64_t round = entries[0]->rounds + 1;
+  const bool is_last = round == options_.accumulate || watch_->is_last;
   is_in_round_ = true;
   is_accumulating_ = !is_last;
-  in_round_ = &entry;
-  const std::shared_ptr<void> local = no_backward_sync(model, !is_last);
+  std::vector<std::shared_ptr<void>> local;
+  for (Model* const entry : entries) {
+    entry->rounds = is_last ? 0 : round;
+    entry->is_in_round = true;
+    entry->waits = !is_last;
+    // What no step has used of the step before is as any gradient.
+    if (round == 1) {
+      for (Parameter& p : entry->parameters) p.is_adding_up = false;
+    }
+    local.push_back(no_backward_sync(*entry->module, !is_last));
+  }
   return {nullptr, [local, this, fabric = std::weak_ptr<Fabric*>(alive_)](void*) {
-            if (!fabric.expired()) is_in_round_ = is_accumulating_ = false;
+            if (fabric.expired()) return;
+            is_in_round_ = is_accumulating_ = false;
+            for (const auto& model : models_) model->is_in_round = model->waits = false;
           }};
 }
 
 // Steps.
 
-bool Fabric::waits(const Optimizer& entry) const {
-  return is_accumulating_ && std::ranges::find(entry.models, in_round_) != entry.models.end();
+bool Fabric::waits(const Optimizer& entry) {
+  return std::ranges::any_of(entry.models, [](const Model* model) { return model->waits; });
 }
 
 double Fabric::unscale(optim::Optimizer& optimizer) {
@@ -234,7 +271,9 @@ bool Fabric::step(optim::Optimizer& optimizer, double gradient_scale,
 bool Fabric::take_step(Optimizer& entry, double gradient_scale, const kernels::StepGate& gate) {
   forget_the_dead();
   if (waits(entry)) return false;
-  for (const Model* model : entry.models) Gradients::check_summed(*model, "step()");
+  for (Model* const model : entry.models) {
+    for (const Parameter* p : trained_by(entry, *model)) Gradients::check_summed(*p, "step()");
+  }
   unscale(entry);
   const bool is_taken =
       low_bits_
@@ -245,8 +284,10 @@ bool Fabric::take_step(Optimizer& entry, double gradient_scale, const kernels::S
           : scaler_.step(*entry.optimizer, gradient_scale, gate);
   entry.is_unscaled = false;
   entry.is_used_up = true;
-  entry.is_adding_up = false;
-  for (const Model* model : entry.models) model->strategy->after_step();
+  for (Model* const model : entry.models) {
+    for (Parameter* const p : trained_by(entry, *model)) p->is_adding_up = false;
+    model->strategy->after_step();
+  }
   update_scale();
   if (precision_.is_fp8()) {
     reduce_amax();
@@ -272,12 +313,20 @@ void Fabric::update_scale() {
   const double factor = scaler_.get_scale() / before;
   if (factor == 1) return;
   const NoGrad guard;
+  const auto follow = [&](Tensor gradient) {
+    if (!gradient.defined()) return;
+    ops::mul_(gradient, ops::full({}, factor, gradient.dtype(), gradient.device()));
+  };
   for (const auto& entry : optimizers_) {
     if (entry->is_used_up) continue;
-    for (const Tensor& p : entry->optimizer->parameters()) {
-      Tensor gradient = p.grad();
-      if (!gradient.defined()) continue;
-      ops::mul_(gradient, ops::full({}, factor, gradient.dtype(), gradient.device()));
+    for (Model* const model : entry->models) {
+      Tensors whole;
+      for (const Parameter* p : trained_by(*entry, *model)) {
+        follow(p->kept.grad());
+        follow(p->sum_aside);
+        whole.push_back(p->whole);
+      }
+      model->strategy->scale_local_gradients(whole, factor);
     }
   }
 }
@@ -294,53 +343,45 @@ void Fabric::skip_step() {
 }
 
 void Fabric::drop_gradients(Optimizer& entry) {
-  // What has added up belongs to the step to come.
-  if (is_in_round_ && entry.is_adding_up) return;
-  const Tensors parameters = entry.optimizer->parameters();
-  drop_gradients_of(parameters);
-  settle(entry);
-  std::unordered_set<const void*> mine;
-  for (const Tensor& p : parameters) mine.insert(p.id());
-  for (Model* model : entry.models) drop_rest(*model, mine);
+  bool has_kept = false;
+  for (Model* const model : entry.models) {
+    std::vector<Parameter*> dropped = trained_by(entry, *model);
+    // What has added up belongs to the step to come.
+    const auto count = std::erase_if(
+        dropped, [&](const Parameter* p) { return model->is_in_round && p->is_adding_up; });
+    has_kept = has_kept || count > 0;
+    drop_gradients(*model, dropped);
+  }
+  if (!has_kept) settle(entry);
 }
 
 /// The optimizer's gradients are gone.
 void Fabric::settle(Optimizer& entry) {
   if (entry.is_unscaled) scaler_.forget(*entry.optimizer);
-  entry.is_unscaled = entry.is_used_up = entry.is_adding_up = false;
+  entry.is_unscaled = entry.is_used_up = false;
   if (is_update_due_) update_scale();
 }
 
-/// All gradients of the model that .grad() does not show.
-void Fabric::drop_rest(Model& model) {
-  model.strategy->drop_local_gradients();
-  model.has_local = model.has_sums = false;
-  model.sums_aside.clear();
-}
-
-/// The same of some of what this rank has of the parameters; what only drops together, where they
-/// are all that are trained.
-void Fabric::drop_rest(Model& model, const std::unordered_set<const void*>& parameters) {
-  bool has_all = true;
-  for (size_t i = 0; i < model.parameters.size(); ++i) {
-    const Tensor& p = model.parameters[i];
-    const bool is_one = parameters.contains(model.kept.at(p.id()).id());
-    if (is_one && !model.sums_aside.empty()) model.sums_aside[i] = {};
-    has_all = has_all && (is_one || !p.requires_grad());
+/// Wherever they are.
+void Fabric::drop_gradients(Model& model, const std::vector<Parameter*>& parameters) {
+  Tensors whole;
+  for (Parameter* const p : parameters) {
+    if (p->kept.grad().defined()) p->kept.set_grad({});
+    p->is_local = p->is_adding_up = false;
+    p->sum_aside = {};
+    whole.push_back(p->whole);
   }
-  if (has_all) drop_rest(model);
+  model.strategy->drop_local_gradients(whole);
 }
 
 /// Those of a part of the model; the optimizer's others are as they were.
 void Fabric::drop_gradients(Model& model, const nn::Module& part) {
-  std::unordered_set<const void*> mine;
-  for (const Tensor& p : part.parameters()) {
-    const auto kept = model.kept.find(p.id());
-    if (kept == model.kept.end()) continue;
-    mine.insert(kept->second.id());
-    if (kept->second.grad().defined()) kept->second.set_grad({});
+  std::vector<Parameter*> mine;
+  for (const Tensor& tensor : part.parameters()) {
+    const auto place = model.places.find(tensor.id());
+    if (place != model.places.end()) mine.push_back(&model.parameters[place->second]);
   }
-  drop_rest(model, mine);
+  drop_gradients(model, mine);
 }
 
 void Fabric::drop_gradients(Model& model) {
@@ -352,10 +393,9 @@ void Fabric::drop_gradients(Model& model) {
                "scale; call the optimizer's");
     if (!trains_others) settle(*entry);
   }
-  for (const auto& [id, tensor] : model.kept) {
-    if (tensor.grad().defined()) tensor.set_grad({});
-  }
-  drop_rest(model);
+  std::vector<Parameter*> all;
+  for (Parameter& p : model.parameters) all.push_back(&p);
+  drop_gradients(model, all);
 }
 
 /// Delayed scales follow the largest magnitude that any rank has met.

@@ -12,12 +12,10 @@ class Fabric::Gradients : public optim::GradientOwner {
 
   Tensors complete(const Tensors& parameters) override;
   Tensor norm(const Tensors& mine) override;
-  /// Throws Error, naming what was called, where some were not summed over the ranks.
-  static void check_summed(const Model& model, const char* what);
+  /// Throws Error, naming what was called, where it was not summed over the ranks.
+  static void check_summed(const Parameter& parameter, const char* what);
 
  private:
-  Tensor kept(const Tensor& parameter) const;
-
   Fabric& fabric_;
 };
 

@@ -1,6 +1,7 @@
 // What a program asks of a model that was set up besides model(x): its parts, functions of its own
 // and its state; and which devices, hosts and schedules it says.
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "core/runtime.h"
 #include "dist/comm/in_process.h"
 #include "dist/strategy/testing/oracle.h"
+#include "nn/meta.h"
 #include "nn/nn.h"
 #include "optim/sgd.h"
 #include "tests/skip.h"
@@ -143,6 +145,81 @@ TEST_CASE("trap: a part of a model that is called from outside of it throws") {
       WEFT_CHECK(by_function.to_vector() == whole.to_vector(), "forward(model, function) differs");
       // Behind it all is as before.
       refuses("body", [&] { net.encode(x); });
+    });
+  }
+}
+
+TEST_CASE("a function of a model may return several tensors") {
+  NamedTensors expected;
+  std::mutex mutex;
+  for (FabricOptions options : every_strategy()) {
+    INFO(options.strategy.name);
+    options.precision = "64-true";
+    on_ranks(options, [&](Fabric& fabric) {
+      Net net;
+      optim::SGD optimizer(net.named_parameters(), {.lr = 0.1});
+      fabric.setup(net, optimizer);
+      WEFT_CHECK(Fabric::of(net) == &fabric && !Fabric::of(net.head), "of another Fabric");
+      const auto both = [&] {
+        const Tensor body = net.encode(fabric.input(rows()));
+        return Tensors{body, net.head(net.gelu(body))};
+      };
+      if (is_dp(options) || options.strategy.name == "pipeline") {
+        expect_error([&] { fabric.lead(net, both); },
+                     options.strategy.name + ": a model is called");
+        return;
+      }
+      const Tensors two = fabric.lead(net, both);
+      WEFT_CHECK(two.size() == 2 && two[0].size(1) == 6 && two[1].size(1) == 4, "other tensors");
+      fabric.backward(ops::mean(two[0]) + ops::mean(two[1]));
+      optimizer.step();
+      const NamedTensors state = net.state_dict();
+      const std::lock_guard lock(mutex);
+      if (expected.empty()) expected = state;  // of one device
+      WEFT_CHECK(state.size() == expected.size(), "{} tensors", state.size());
+      for (size_t i = 0; i < state.size(); ++i) {
+        const std::vector<double> mine = state[i].second.to_vector(),
+                                  theirs = expected[i].second.to_vector();
+        for (size_t k = 0; k < mine.size(); ++k) {
+          WEFT_CHECK(std::abs(mine[k] - theirs[k]) < 1e-12, "{}: {}, expected {}", state[i].first,
+                     mine[k], theirs[k]);
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("what a function returns of a model in few bits is widened, each tensor") {
+  Fabric fabric({.precision = "bf16-true"});
+  fabric.launch(nullptr);
+  Net net;
+  fabric.setup(net);
+  CHECK(fabric.input(rows()).dtype() == DType::bf16);
+  const Tensor bytes = Tensor::zeros({4, 6}, DType::u8);
+  CHECK(fabric.input(bytes).dtype() == DType::u8);
+  CHECK(fabric.input(bytes, true).dtype() == DType::bf16);
+  const Tensors all = fabric.forward(net, [&] {
+    return Tensors{net.encode(fabric.input(rows())), Tensor(), Tensor::zeros({2}, DType::i64)};
+  });
+  CHECK(all[0].dtype() == DType::f32);
+  CHECK(!all[1].defined());
+  CHECK(all[2].dtype() == DType::i64);
+}
+
+TEST_CASE("a model that was made without memory has it behind setup()") {
+  for (const FabricOptions& options : every_strategy()) {
+    INFO(options.strategy.name);
+    on_ranks(options, [&](Fabric& fabric) {
+      std::optional<nn::MetaScope> without_memory(std::in_place);
+      Net net;
+      without_memory.reset();
+      NamedTensors state;
+      for (const auto& [name, tensor] : net.state_dict()) {
+        state.emplace_back(name, Tensor::full(tensor.shape(), 0.25));
+      }
+      fabric.setup(net);
+      net.load_state_dict(state);
+      check_same(net.state_dict(), state, "loaded");
     });
   }
 }

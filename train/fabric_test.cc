@@ -23,6 +23,7 @@
 #include "optim/sgd.h"
 #include "tests/json_damage.h"
 #include "tests/skip.h"
+#include "train/testing/every_strategy.h"
 
 using namespace weft;
 using namespace weft::train;
@@ -156,28 +157,6 @@ double largest_difference(const Result& a, const Result& b) {
     for (size_t j = 0; j < x.size(); ++j) largest = std::max(largest, std::abs(x[j] - y[j]));
   }
   return largest;
-}
-
-}  // namespace
-
-namespace {
-
-std::vector<FabricOptions> every_strategy() {
-  return {
-      {.devices = 3, .strategy = {.name = "dp"}},
-      {.devices = 2, .strategy = {.name = "ddp"}},
-      {.devices = 3, .strategy = {.name = "fsdp"}},
-      {.devices = 2, .strategy = {.name = "fsdp", .shard_grad_op = true}},
-      {.devices = 2, .strategy = {.name = "zero1"}},
-      {.devices = 3, .strategy = {.name = "zero2"}},
-      {.devices = 6, .strategy = {.name = "hsdp", .shard_size = 3}},
-      {.devices = 3, .strategy = {.name = "tp"}},
-      {.devices = 4, .strategy = {.name = "fsdp+tp"}},
-      {.devices = 6, .strategy = {.name = "tp", .tensor_parallel = 3}},
-      {.devices = 3, .strategy = {.name = "pipeline"}},
-      {.devices = 3, .strategy = {.name = "pipeline", .schedule = dist::Schedule::kGpipe}},
-      {.devices = 4, .strategy = {.name = "pipeline", .pipeline_stages = 2, .micro_batches = 3}},
-  };
 }
 
 }  // namespace
@@ -833,6 +812,12 @@ TEST_CASE("devices and strategies by the names of others") {
   CHECK(Devices("0,2").on(parse_device("cuda")) == 2);
   CHECK(Devices("0,2").of_rank(parse_device("cuda"), 1).index == 2);
   CHECK_THROWS_WITH(Devices("many"), Contains("devices: expected a number"));
+  const auto refused = [](const std::string& got) {
+    return Contains("devices: expected a positive number, \"auto\" or -1, got " + got);
+  };
+  CHECK_THROWS_WITH(Devices(0), refused("0"));
+  CHECK_THROWS_WITH(Devices("0"), refused("0"));
+  CHECK_THROWS_WITH(Devices(-2), refused("-2"));
   CHECK_THROWS_WITH(Devices("1,1"), Contains("listed twice"));
   CHECK_THROWS_WITH(Devices("0,1").on(Device{}), Contains("a list of numbers is one of GPUs"));
   for (const auto& [theirs, ours] : {std::pair("FSDP", "fsdp"),
@@ -853,4 +838,69 @@ TEST_CASE("devices and strategies by the names of others") {
                     Contains("wrap is a setting of"));
   CHECK_THROWS_WITH(Fabric({.devices = 2, .strategy = {.name = "fsdp", .param_dtype = "int8"}}),
                     Contains("param-dtype: expected bf16, fp16 or fp32"));
+}
+
+TEST_CASE("what the environment says is read, or named") {
+  const auto read = [](const char* name, const char* value) {
+    ::setenv(name, value, 1);
+    const std::shared_ptr<void> cleared(nullptr, [name](void*) { ::unsetenv(name); });
+    return from_environment({.devices = 3, .num_nodes = 2});
+  };
+  CHECK(read("WEFT_DEVICES", "4").devices.count == 4);
+  CHECK(read("WEFT_NUM_NODES", "5").num_nodes == 5);
+  CHECK(read("WEFT_PRECISION", "bf16-mixed").devices.count == 3);
+  CHECK_THROWS_WITH(read("WEFT_DEVICES", "0"),
+                    "WEFT_DEVICES: devices: expected a positive number, \"auto\" or -1, got 0");
+  for (const char* nodes : {"x", "0", "-1", "auto", "0,2"}) {
+    CHECK_THROWS_WITH(
+        read("WEFT_NUM_NODES", nodes),
+        fmt::format("WEFT_NUM_NODES: expected a number from 1 to 65536, got \"{}\"", nodes));
+  }
+}
+
+TEST_CASE("figures without a step are counted") {
+  struct Steps : Logger {
+    void log_metrics(int64_t step, const NamedValues&) override { seen.push_back(step); }
+    std::vector<int64_t> seen;
+  };
+  const auto steps = std::make_shared<Steps>();
+  Fabric fabric({.loggers = {steps}});
+  fabric.launch(nullptr);
+  fabric.log("loss", 1);
+  fabric.log_dict({{"loss", 1}, {"lr", 2}});
+  fabric.log("loss", 1, 7);
+  fabric.log("loss", 1);
+  CHECK(steps->seen == std::vector<int64_t>{0, 1, 7, 8});
+}
+
+TEST_CASE("a loader that knows of the ranks stays whole; of a number there is one a rank") {
+  struct Source {
+    double value;
+    int64_t batches = 2;
+    std::optional<Tensor> next() {
+      return batches-- > 0 ? std::optional(Tensor::full({2}, value)) : std::nullopt;
+    }
+  };
+  dist::run_ranks(2, [&](dist::Communicator& c) {
+    Fabric fabric({.devices = 2, .strategy = {.name = "ddp"}});
+    fabric.launch(borrowed(c));
+    const double rank = c.rank();
+    Source source{rank};
+    auto loader = fabric.share(source, false);
+    for (const bool is_last : {false, true}) {
+      const auto batch = loader.next();
+      WEFT_CHECK(batch && batch->to_vector() == std::vector<double>({rank, rank}), "not its own");
+      WEFT_CHECK(fabric.latest_batch().is_last == is_last, "the wrong one is the last");
+      WEFT_CHECK(fabric.gather_for_metrics(*batch).to_vector() == std::vector<double>({0, 0, 1, 1}),
+                 "rows");
+    }
+    WEFT_CHECK(!loader.next(), "a third batch");
+    const Tensor numbers = fabric.gather_for_metrics(rank + 0.1);
+    WEFT_CHECK(numbers.to_vector() == std::vector<double>({0.1, 1.1}), "numbers");
+    const data::DatasetPtr dataset = data::open_data("builtin", 1).validation;
+    data::Loader whole(dataset, {.batch_size = 64, .preprocess = {.size = 8}});
+    const int64_t batches = whole.batches();
+    fabric.setup_dataloader(whole, false);
+    WEFT_CHECK(whole.batches() == batches && whole.next()->size() == 64, "a part of it");
+  });
 }

@@ -5,6 +5,7 @@
 #include "autograd/resting.h"
 #include "core/transfer.h"
 #include "dist/strategy/strategy_kind.h"
+#include "io/nearest.h"
 #include "nn/product_weights.h"
 #include "optim/optimizer_state.h"
 
@@ -15,7 +16,8 @@ Fp8Level parse_fp8_level(const std::string& name) {
   if (name == "O1") return Fp8Level::kO1;
   if (name == "O2") return Fp8Level::kO2;
   if (name == "O3") return Fp8Level::kO3;
-  WEFT_FAIL("fp8-level: expected O1, O2 or O3, got \"{}\"", name);
+  WEFT_FAIL("fp8-level: expected O1, O2 or O3, got \"{}\"{}", name,
+            io::did_you_mean(name, {"O1", "O2", "O3"}));
 }
 
 bool keeps_moments(Fp8Level level) { return level == Fp8Level::kO2 || level == Fp8Level::kO3; }

@@ -121,6 +121,8 @@ TEST_CASE("fsdp: units, and how long they are whole") {
   CHECK_THROWS_WITH(
       run_steps({.name = "fsdp", .wrap = "Block"}),
       Contains("the model has no module of class Block; it has") && Contains("weft::nn::Linear"));
+  CHECK_THROWS_WITH(run_steps({.name = "fsdp", .wrap = "linaer"}),
+                    Contains("no module of class linaer") && Contains("did you mean \"Linear\"?"));
   CHECK(run_steps({.name = "fsdp", .shard_grad_op = true}).gathers == kLayers);
   CHECK(run_steps({.name = "fsdp", .resident_units = kLayers}).gathers == kLayers);
   const Step no_prefetch = run_steps({.name = "fsdp", .no_prefetch = true});

@@ -150,14 +150,15 @@ int report(Lab lab) {
 }
 
 int run(const Words& words) {
-  static const Words kCommands = {"list", "check", "bench", "report"};
+  static const Words kCommands = {"list", "check", "bench", "report", "sass", "new"};
   Lab lab{.command = words.empty() ? "" : words[0], .ops = kOps};
+  if (std::ranges::count(kCommands, lab.command) == 0) {
+    throw UsageError(fmt::format("kernels: expected one of {}, got \"{}\"{}",
+                                 fmt::join(kCommands, ", "), lab.command,
+                                 io::did_you_mean(lab.command, kCommands)));
+  }
   if (lab.command == "new") return write_kernel_skeleton({words.begin() + 1, words.end()});
   if (lab.command == "sass") return report_machine_code({words.begin() + 1, words.end()});
-  if (std::ranges::count(kCommands, lab.command) == 0) {
-    throw UsageError(fmt::format(
-        "kernels: expected list, check, bench, report, sass or new, got \"{}\"", lab.command));
-  }
   lab.options.assign(words.begin() + 1, words.end());
   if (!lab.options.empty() && !lab.options[0].starts_with("-")) {
     const std::string op = lab.options[0];

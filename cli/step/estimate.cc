@@ -17,9 +17,11 @@
 #include "cli/json_line.h"
 #include "cli/step/rehearsed_step.h"
 #include "data/loader.h"
+#include "dist/strategy/aliases.h"
 #include "io/nearest.h"
 #include "io/progress.h"
 #include "nn/meta.h"
+#include "train/config.h"
 
 namespace weft::cli {
 namespace {
@@ -36,7 +38,8 @@ struct Arguments {
   bool check = false, json = false;
 };
 
-constexpr double kTolerance = 0.05;  // of a peak, with --check
+constexpr double kTolerance = 0.05;       // of a peak, with --check
+constexpr double kMostParameters = 1e17;  // 16 bytes of each can be counted in 64 bits
 
 std::string megabytes(int64_t bytes) {
   return fmt::format("{:.1f}", 1e-6 * static_cast<double>(bytes));
@@ -162,6 +165,14 @@ std::string precision_text(const RankedStepOptions& row) {
   return row.precision + (row.fp8_level.empty() ? "" : ":" + row.fp8_level);
 }
 
+/// The strategy, under any name that it has, with those of the settings that are its own.
+dist::StrategyOptions strategy_named(const Arguments& a, const std::string& name) {
+  dist::StrategyOptions options = a.step.strategy;
+  options.name = name;
+  options = dist::named_here(options);
+  return dist::own_settings(dist::strategy_of(options, a.devices).name, options);
+}
+
 /// The rows of a model. What was not asked for by name, and does not fit it, is left out.
 std::vector<RankedStepOptions> rows_of(const Arguments& a, const std::string& model) {
   std::vector<RankedStepOptions> rows;
@@ -170,16 +181,17 @@ std::vector<RankedStepOptions> rows_of(const Arguments& a, const std::string& mo
     strategies = a.devices == 1 ? std::vector<std::string>{"single"} : dist::strategy_names();
   std::vector<bool> checkpointing = {false, true};
   if (a.step.options.checkpoint_activations) checkpointing = {true};
-  for (const std::string& strategy : strategies) {
+  for (const std::string& name : strategies) {
+    const dist::StrategyOptions strategy = strategy_named(a, name);
     const bool is_alone =
-        dist::find_strategy(strategy).devices == dist::StrategyKind::Devices::kOne;
+        dist::find_strategy(strategy.name).devices == dist::StrategyKind::Devices::kOne;
     if (a.strategies.empty() && is_alone && a.devices > 1) continue;
     for (const std::string& precision : a.precisions) {
       for (const bool checkpoints : checkpointing) {
         RankedStepOptions row = a.step;
         row.model = model;
         std::tie(row.precision, row.fp8_level) = precision_and_level(precision);
-        row.strategy = dist::own_settings(strategy, a.step.strategy);
+        row.strategy = strategy;
         if (checkpoints) row.options.checkpoint_activations = true;
         const bool is_asked_for =
             !a.strategies.empty() && (!checkpoints || a.step.options.checkpoint_activations);
@@ -274,10 +286,14 @@ int run(Arguments a) {
       train::check_fp8_level(level, train::find_precision(name), {.name = "single"}, 1);
     }
     for (const std::string& name : a.strategies) {
-      dist::sharing_of(dist::own_settings(name, a.step.strategy), a.devices);
+      dist::sharing_of(strategy_named(a, name), a.devices);
     }
     const auto known = step_model_names();
     for (const std::string& name : a.models) {
+      WEFT_CHECK(name != train::kGpt2,
+                 "--model {}: its weights say how large it is; expected {}, or a count of "
+                 "--parameters",
+                 name, fmt::join(known, ", "));
       WEFT_CHECK(std::ranges::count(known, name) == 1, "unknown model \"{}\"; expected {}{}", name,
                  fmt::join(known, ", "), io::did_you_mean(name, known));
       const nn::MetaScope meta;
@@ -341,20 +357,23 @@ void add_estimate(Command& app, Action& action) {
                          {Settings::kPipelineStages, "as many as devices"},
                          {Settings::kMicroBatches, "two per stage"}});
 
+  const std::vector<std::string> of_a_step = command.options();
   command.group("A model that is not here");
   command.option("--parameters", a.parameters,
                  "Count of parameters: says what `accelerate estimate-memory` says",
-                 {.check = positive(), .usual = ""});
+                 {.check = in_range(1.0, kMostParameters), .usual = "", .excludes = of_a_step});
   command.option("--buffers", a.buffer_bytes,
                  "Bytes of buffers, which Accelerate counts as a part of the model: 8192 of "
                  "bert-base-cased, whose 108310272 parameters it tells as 413.18 MiB with them",
-                 {.check = non_negative()});
-  command.option("--dtype", a.dtypes, "float32, float16, bfloat16, int8, int4", {.delimiter = ','});
+                 {.check = in_range(0.0, kMostParameters), .needs = {"--parameters"}});
+  command.option("--dtype", a.dtypes, "float32, float16, bfloat16, int8, int4",
+                 {.delimiter = ',', .needs = {"--parameters"}});
 
   command.group("Output");
   command.flag("--check", a.check,
                "Take each step here, too, with devices as threads of the CPU, and fail where a "
-               "peak is more than 5% off the allocator's");
+               "peak is more than 5% off the allocator's",
+               {.excludes = {"--parameters"}});
   command.flag("--json", a.json, kJsonLines);
 }
 

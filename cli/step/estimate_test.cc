@@ -27,6 +27,26 @@ TEST_CASE("a count of parameters is told as Accelerate tells it") {
              Contains("413.17 MiB") && Contains("0 bytes of buffers (--buffers)"));
   check_error(run_weft("estimate --parameters 10 --dtype float8"), 2,
               "--dtype: \"float8\" is not one of float32, float16, bfloat16, int8, int4");
+  check_error(run_weft("estimate --parameters 99999999999999999999"), 2,
+              "--parameters: expected a whole number, at most 9223372036854775807, got "
+              "99999999999999999999");
+  check_error(run_weft("estimate --parameters 9000000000000000000"), 2,
+              "--parameters: expected 1 to 1e+17, got 9000000000000000000");
+}
+
+TEST_CASE("an option of the other estimate is an error") {
+  for (const auto& [line, pair] : std::vector<std::array<std::string, 2>>{
+           {"--parameters 10 --model nosuch", "--model excludes --parameters"},
+           {"--parameters 10 --devices 8", "--devices excludes --parameters"},
+           {"--parameters 10 --precision bf16", "--precision excludes --parameters"},
+           {"--parameters 10 --optimizer sgd", "--optimizer excludes --parameters"},
+           {"--parameters 10 --shard-size 2", "--shard-size excludes --parameters"},
+           {"--check --parameters 10", "--parameters excludes --check"},
+           {"--dtype float32", "--dtype requires --parameters"},
+           {"--buffers 8192 --model vit_b_16", "--buffers requires --parameters"}}) {
+    INFO(line);
+    check_error(run_weft("estimate " + line), 2, pair);
+  }
 }
 
 TEST_CASE("a step's memory and traffic, kind by kind") {
@@ -46,6 +66,15 @@ TEST_CASE("a step's memory and traffic, kind by kind") {
       run_weft("estimate --model simple_cnn --batch-size 16 --precision bf16,fp16 --check").code ==
       0);
   check_error(run_weft("estimate --precision fp8:O4"), 2, "O4");
+  check_error(run_weft("estimate --precision fp8:o1"), 2, "did you mean \"O1\"?");
+  check_error(run_weft("estimate --devices 0,2"), 2,
+              "--devices: expected a number from 1 to 65536, or auto, got \"0,2\"");
+  check_error(run_weft("estimate --model gpt2"), 2,
+              "--model gpt2: its weights say how large it is; expected vit_b_16, ");
+  // A strategy has the names that weft train knows.
+  const std::string two = "estimate --model simple_cnn --devices 2 --precision fp32 --json ";
+  CHECK(run_weft(two + "--strategy FSDP").out == run_weft(two + "--strategy fsdp").out);
+  CHECK_THAT(run_weft(two + "--strategy FSDP").out, Contains("\"strategy\":\"fsdp\""));
   // What somebody probably meant is named.
   for (const auto& [option, word, meant] :
        std::vector<std::array<std::string, 3>>{{"--model", "vit_b_61", "vit_b_16"},

@@ -186,7 +186,13 @@ int run_sweep(const Arguments& a) {
   std::vector<Cell> cells = {{.labels = {}, .config = base, .runs = {}}};
   for (const std::string& text : a.vary) {
     const auto [key, values] = parse_variation(text);
-    columns.push_back(train::option_name(key));
+    const std::string name = train::option_name(key);
+    if (std::ranges::count(columns, name) > 0) {
+      throw UsageError(fmt::format(
+          "--vary: {0} is given twice; expected all of its values at once: --vary {0}=VALUE,...",
+          name));
+    }
+    columns.push_back(name);
     std::vector<Cell> next;
     for (const Cell& cell : cells) {
       for (const std::string& value : values) {
@@ -280,13 +286,15 @@ const Rule& find_rule(const std::string& name) {
                                io::did_you_mean(name, names)));
 }
 
-/// Batches are those of all devices together.
+/// Batches are those of all devices together. A cell is named by the batch of a step, which
+/// accumulates several of them.
 std::vector<Cell> batch_cells(const Arguments& a, const train::Config& base, int64_t base_batch) {
   std::vector<Cell> cells;
   for (const std::string& name : a.rules) {
     const Rule& rule = find_rule(name);
     for (const int64_t batch : a.batches) {
-      Cell cell{.labels = {name, std::to_string(batch)}, .config = base, .runs = {}};
+      Cell cell{
+          .labels = {name, std::to_string(batch * base.accumulate)}, .config = base, .runs = {}};
       train::Config& config = cell.config;
       config.global_batch_size = batch;
       if (rule.own_rate) {
@@ -332,6 +340,14 @@ int run_batch_size(const Arguments& a) {
     throw UsageError(fmt::format(
         "study batch-size: --epochs {}: expected a positive number, to compare at", base.epochs));
   }
+  const nlohmann::json mine = to_json(base), usual = to_json(train::Config());
+  for (const char* key : {"max_steps", "max_time", "early_stopping"}) {
+    if (mine.at(key) == usual.at(key)) continue;
+    throw UsageError(fmt::format(
+        "study batch-size: --{} {}: it may end a run before its {} epochs, behind which runs are "
+        "compared; leave it out",
+        train::option_name(key), mine.at(key).dump(), base.epochs));
+  }
   const int64_t base_batch = base.global_batch_size > 0
                                  ? base.global_batch_size
                                  : base.batch_size * train::sharing_of(base).data_devices();
@@ -346,11 +362,12 @@ int run_batch_size(const Arguments& a) {
   std::map<std::string, std::vector<report::Series>> plots;  // by figure: a series for each rule
   for (size_t c = 0; c < cells.size(); ++c) {
     const Cell& cell = cells[c];
-    const double batch = std::stod(cell.labels[1]);
+    const int64_t batch = std::stoll(cell.labels[1]);
     const Cell::Spread accuracy = cell.spread(accuracy_of), reached = cell.spread(steps),
                        scale = cell.spread(noise);
     table.row({cell.labels[0], cell.labels[1], fmt::format("{:.4g}", cell.config.lr),
-               text_of(accuracy, 100), text_of(reached, 1, 0), text_of(reached, batch, 0),
+               text_of(accuracy, 100), text_of(reached, 1, 0),
+               text_of(reached, static_cast<double>(batch), 0),
                fmt::format("{}/{}", reached.count, cell.runs.size()), text_of(scale, 1, 0),
                text_of(cell.spread([](const RunFigures& run) { return run.seconds; }), 1, 1),
                fmt::format("{}", failures(cell))});
@@ -359,16 +376,21 @@ int run_batch_size(const Arguments& a) {
       if (series.empty() || series.back().name != cell.labels[0]) {
         series.push_back({.name = cell.labels[0], .mark = report::Mark::kLineAndPoints});
       }
-      series.back().x.push_back(batch);
+      series.back().x.push_back(static_cast<double>(batch));
       series.back().y.push_back(value);
     };
     add("accuracy", 100 * accuracy.mean);
     add("steps", reached.mean);
-    add("samples", batch * reached.mean);
+    add("samples", static_cast<double>(batch) * reached.mean);
     add("noise", scale.mean);
     if (!a.json) continue;
     for (const RunFigures& run : cell.runs) {
-      const double to_target = steps(run);
+      const double reached_at = steps(run);
+      ordered_json to_target, samples;  // null: it was not reached
+      if (std::isfinite(reached_at)) {
+        to_target = static_cast<int64_t>(reached_at);
+        samples = batch * static_cast<int64_t>(reached_at);
+      }
       ordered_json line = {{"rule", cell.labels[0]},
                            {"batch", batch},
                            {"lr", cell.config.lr},
@@ -377,7 +399,7 @@ int run_batch_size(const Arguments& a) {
                            {"accuracy", run.accuracy},
                            {"target", target},
                            {"steps_to_target", to_target},
-                           {"samples_to_target", batch * to_target},
+                           {"samples_to_target", samples},
                            {"noise_scale", run.noise_scale},
                            {"seconds", run.seconds},
                            {"directory", run.directory}};
@@ -401,7 +423,8 @@ int run_batch_size(const Arguments& a) {
       "the "
       "batches, sqrt and LAMB by its square root. The target is {:.1f}% on the validation images, "
       "looked at behind each epoch. Means over the seeds +- their standard deviation.",
-      base.epochs, a.study.seeds, base.lr, base_batch, a.lars_lr, a.lamb_lr, 100 * target));
+      base.epochs, a.study.seeds, base.lr, base_batch * base.accumulate, a.lars_lr, a.lamb_lr,
+      100 * target));
   page.add(table.page());
   const report::Axis batch_axis{.label = "batch", .unit = "images", .scale = report::Scale::kLog2};
   const auto plot = [&](const char* title, const std::string& figure, const report::Axis& y,
@@ -489,7 +512,9 @@ void add_study(Command& app, Action& action) {
       "What large batches cost, under rules that scale the learning rate",
       [](Command& command, Arguments& a) {
         a.study.measures_noise = true;
-        command.option("--batches", a.batches, "Global batches to train with, in images",
+        command.option("--batches", a.batches,
+                       "Global batches to train with, in images; with --accumulate N a step takes "
+                       "N of them",
                        {.check = positive(), .delimiter = ','});
         command.option("--rules", a.rules,
                        "How the learning rate follows the batch: none, linear, sqrt; lars "

@@ -74,6 +74,55 @@ TEST_CASE("batch sizes and rules make a table and a page, and are taken up again
               "is a run with weight-decay");
 }
 
+TEST_CASE("a rule goes by the images of a step, which may take several batches") {
+  const std::string output = fresh_scratch("rules");
+  const auto runs = study(
+      "batch-size --batches 4,16 --rules none,sqrt,lars --seeds 1 --accumulate 2 --target 0.001 "
+      "--output " +
+      output);
+  struct Expected {
+    std::string rule, optimizer;
+    int64_t batch;
+    double lr;
+  };
+  // The run's own batch is twice 4 images, too.
+  const std::vector<Expected> all = {{"none", "adamw", 8, 5e-4}, {"none", "adamw", 32, 5e-4},
+                                     {"sqrt", "adamw", 8, 5e-4}, {"sqrt", "adamw", 32, 1e-3},
+                                     {"lars", "lars", 8, 1},     {"lars", "lars", 32, 4}};
+  REQUIRE(runs.size() == all.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const json& run = runs[i];
+    INFO(run.dump());
+    CHECK(run.at("rule") == all[i].rule);
+    CHECK(run.at("batch").dump() == std::to_string(all[i].batch));  // a whole number
+    CHECK(run.at("lr").get<double>() == Approx(all[i].lr));
+    // Four batches, or what there is, are two steps.
+    CHECK(run.at("steps_to_target").dump() == "2");
+    CHECK(run.at("samples_to_target").dump() == std::to_string(2 * all[i].batch));
+    const std::string settings = read_file(run.at("directory").get<std::string>() + "/config.yaml");
+    CHECK_THAT(settings, Contains("optimizer: \"" + all[i].optimizer + "\"") &&
+                             Contains("accumulate: 2\n") &&
+                             Contains(fmt::format("global-batch-size: {}\n", all[i].batch / 2)));
+  }
+  CHECK_THAT(read_file(output + "/study.html"), Contains("0.0005 at a batch of 8"));
+}
+
+TEST_CASE("batches are compared at equal epochs alone") {
+  for (const auto& [option, message] : std::vector<std::pair<std::string, std::string>>{
+           {"--epochs -1 --max-steps 4", "--epochs -1: expected a positive number"},
+           {"--max-steps 5", "--max-steps 5: it may end a run before its 2 epochs"},
+           {"--max-time 1h", "--max-time \"1h\": it may end a run before its 2 epochs"},
+           {"--early-stopping=1", "--early-stopping 1: it may end a run before its 2 epochs"}}) {
+    INFO(option);
+    const std::string output = fresh_scratch("unequal");
+    std::string settings = tiny();
+    if (option.starts_with("--epochs")) settings.erase(settings.find(" --epochs 2"), 11);
+    check_error(run_weft("study batch-size --output " + output + settings + " " + option), 2,
+                "study batch-size: " + message);
+    CHECK(!std::filesystem::exists(output));
+  }
+}
+
 TEST_CASE("seeds and settings") {
   const std::string output = fresh_scratch("seeds");
   CHECK(study("seeds --seeds 2 --output " + output).size() == 2);
@@ -86,6 +135,13 @@ TEST_CASE("seeds and settings") {
   CHECK(runs[1].at("labels") == json({"lr=1e-3", "optimizer=sgd"}));
   check_error(run_weft("study sweep --vary lr --output " + scratch("none")), 2,
               "expected SETTING=VALUE");
+  check_error(run_weft("study sweep --vary lr=1e-3 --vary seed=3 --vary lr=1e-1 --output " +
+                       scratch("none")),
+              2,
+              "--vary: lr is given twice; expected all of its values at once: --vary lr=VALUE,...");
+  check_error(
+      run_weft("study sweep --vary batch-size=4 --vary batch_size=8 --output " + scratch("none")),
+      2, "--vary: batch-size is given twice");
   check_error(run_weft("study sweep --vary leraning-rate=1 --output " + scratch("none")), 2,
               "there is no setting \"leraning-rate\"");
   check_error(run_weft("study batch-size --rules cubic --output " + scratch("none")), 2,

@@ -36,10 +36,13 @@ Source parse(const std::string& spec) {
   const std::string word = spec.substr(0, spec.find(':'));
   const std::string guess = io::nearest(word, {"builtin", "cifar10", "folder", "mnist", "grammar"});
   const bool has_directory = guess != "builtin" && guess != "grammar";
-  WEFT_FAIL("unknown data '{}': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR{}", spec,
-            guess.empty()   ? ""
-            : has_directory ? fmt::format("; did you mean {}:DIR?", guess)
-                            : fmt::format("; did you mean {}?", guess));
+  WEFT_FAIL(
+      "unknown data '{}': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR, or of text "
+      "grammar, text:FILE or FILE.txt{}",
+      spec,
+      guess.empty()   ? ""
+      : has_directory ? fmt::format("; did you mean {}:DIR?", guess)
+                      : fmt::format("; did you mean {}?", guess));
 }
 
 // The source that a spec stands for on this disk.

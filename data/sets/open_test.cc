@@ -33,10 +33,11 @@ std::vector<std::pair<int64_t, int>> contents(const Dataset& set) {
 
 TEST_CASE("an unknown spec lists the known ones") {
   CHECK(error_of([] { open_data("imagenet", 0); }) ==
-        "unknown data 'imagenet': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR");
+        "unknown data 'imagenet': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR, or of "
+        "text grammar, text:FILE or FILE.txt");
   CHECK(error_of([] { open_evaluation("builtin:x"); }) ==
-        "unknown data 'builtin:x': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR; did you "
-        "mean builtin?");
+        "unknown data 'builtin:x': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR, or of "
+        "text grammar, text:FILE or FILE.txt; did you mean builtin?");
   CHECK_THAT(error_of([] { check_data_spec("cifra10:/data"); }),
              Catch::EndsWith("; did you mean cifar10:DIR?"));
   CHECK_THAT(error_of([] { check_data_spec("grammer"); }),

@@ -105,20 +105,23 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     }
   }
 
-  Tensor forward(const std::function<Tensor()>& function) {
+  Tensors forward(const std::function<Tensors()>& function) {
     if (is_joining_) announce(true);
     if (options_.broadcast_buffers && synchronizes_ && module_.is_training()) {
       broadcast_all(module_.named_buffers(), is_joining_ ? first_active_ : 0);
     }
-    const Tensor output = function();
+    Tensors outputs = function();
     // So that a rank none of whose parameters are used still finishes the reduction.
-    if (synchronizes_ && output.defined() && output.requires_grad() && grad_enabled()) {
+    for (const Tensor& output : outputs) {
+      if (!synchronizes_ || !output.defined() || !output.requires_grad() || !grad_enabled()) {
+        continue;
+      }
       register_hook(output, [weak = weak_from_this()](const Tensor&) {
         if (const auto self = weak.lock()) self->begin();
         return Tensor();
       });
     }
-    return output;
+    return outputs;
   }
 
   void synchronize() {
@@ -450,10 +453,14 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, Communicato
 }
 
 Tensor DistributedDataParallel::operator()(const Tensor& x) {
-  return reducer_->forward([&] { return reducer_->module_.unrouted(x); });
+  return forward([&] { return reducer_->module_.unrouted(x); });
 }
 
 Tensor DistributedDataParallel::forward(const std::function<Tensor()>& function) {
+  return reducer_->forward([&] { return Tensors{function()}; })[0];
+}
+
+Tensors DistributedDataParallel::forward(const std::function<Tensors()>& function) {
   return reducer_->forward(function);
 }
 

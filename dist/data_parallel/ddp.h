@@ -66,8 +66,9 @@ class DistributedDataParallel {
                           const DdpOptions& options = {});
 
   Tensor operator()(const Tensor& x);
-  /// The same for a module that is called in another way.
+  /// The same for a module that is called in another way, or has several outputs.
   Tensor forward(const std::function<Tensor()>& function);
+  Tensors forward(const std::function<Tensors()>& function);
 
   /// While the result lives, gradients stay on their rank and add up. It covers forward and
   /// backward.

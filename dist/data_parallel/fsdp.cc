@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "autograd/backward.h"
@@ -17,6 +18,7 @@
 #include "dist/comm/exact_sum.h"
 #include "dist/data_parallel/ddp.h"
 #include "dist/data_parallel/fsdp_engine.h"
+#include "io/nearest.h"
 #include "nn/class_name.h"
 #include "nn/meta.h"
 #include "nn/product_weights.h"
@@ -74,8 +76,12 @@ WrapPolicy wrap_by_class_names(std::vector<std::string> names) {
       for (const std::string& name : names) {
         const bool is_there = std::ranges::any_of(
             classes, [&](const std::string& full) { return nn::is_class_name(full, name); });
-        WEFT_CHECK(is_there, "wrap: the model has no module of class {}; it has {}", name,
-                   fmt::join(classes, ", "));
+        std::vector<std::string> known;
+        for (const std::string& full : classes) {
+          known.push_back(full.substr(full.find_last_of(":.") + 1));  // as it is mostly named
+        }
+        WEFT_CHECK(is_there, "wrap: the model has no module of class {}; it has {}{}", name,
+                   fmt::join(classes, ", "), io::did_you_mean(name, known));
       }
     }
     const std::string full = nn::class_name(module);
@@ -233,6 +239,18 @@ FullySharded::FullySharded(nn::Module& module, const FsdpOptions& options, const
   engine_->register_hooks();
 }
 
+void FullySharded::Engine::for_each_local(
+    const Tensors& parameters, const std::function<void(Parameter& p, Tensor place)>& visit) {
+  const NoGrad guard;
+  std::unordered_set<const void*> asked;
+  for (const Tensor& parameter : parameters) asked.insert(parameter.id());
+  for (Unit& unit : units) {
+    for (Parameter& p : unit.parameters) {
+      if (p.has_local && asked.contains(p.whole.id())) visit(p, fsdp::place_in_flat(p, unit.local));
+    }
+  }
+}
+
 NamedTensors FullySharded::named_parameters() const {
   // In the order of the model, whatever the units.
   NamedTensors result = engine_->module.named_parameters();
@@ -269,16 +287,27 @@ void FullySharded::broadcast_buffers() {
 double FullySharded::grad_norm() const {
   std::vector<Tensor> gradients;
   for (const Unit& unit : engine_->units) {
-    // The padding is zero.
-    if (unit.kept_gradient.defined() && unit.has_slice_gradient()) {
-      gradients.push_back(unit.kept_gradient);
+    for (const Parameter& p : unit.parameters) {
+      if (p.slice.grad().defined()) gradients.push_back(p.slice.grad());
     }
   }
   return exact_norm(gradients, engine_->options.shard.get());
 }
 
-void FullySharded::drop_local_gradients() {
-  for (Unit& unit : engine_->units) unit.local = {};
+void FullySharded::drop_local_gradients(const Tensors& parameters) {
+  engine_->for_each_local(parameters, [](Parameter& p, Tensor place) {
+    ops::zero_(place);
+    p.has_local = false;
+  });
+  for (Unit& unit : engine_->units) {
+    if (std::ranges::none_of(unit.parameters, &Parameter::has_local)) unit.local = {};
+  }
+}
+
+void FullySharded::scale_local_gradients(const Tensors& parameters, double factor) {
+  engine_->for_each_local(parameters, [&](Parameter&, Tensor place) {
+    ops::mul_(place, ops::full({}, factor, place.dtype(), place.device()));
+  });
 }
 
 std::shared_ptr<void> FullySharded::no_sync() {

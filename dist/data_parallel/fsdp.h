@@ -18,7 +18,9 @@
 // weight 0, and reading the model's state_dict() on one rank alone would wait for the others.
 //
 // The optimizer works on the shards: shard() gives it, for each parameter, the flat slice of it
-// that this rank keeps, possibly empty, under the parameter's name.
+// that this rank keeps, possibly empty, under the parameter's name. A slice's gradient is dropped
+// and added to by itself, as a parameter's on one device; where no rank has used the parameter it
+// is zero.
 //
 //   strategy      parameters                      gradients                      optimizer
 //   kFullShard    1/F, unsharded twice a step     1/F                            1/F  ZeRO-3
@@ -113,8 +115,9 @@ class FullySharded {
   /// The norm of the gradients of the whole model, exact and the same for any number of ranks.
   double grad_norm() const;
 
-  /// Drops what has added up under no_sync.
-  void drop_local_gradients();
+  /// Of what has added up under no_sync of these parameters of the model: drops it, multiplies it.
+  void drop_local_gradients(const Tensors& parameters);
+  void scale_local_gradients(const Tensors& parameters, double factor);
   /// While the result lives, gradients stay whole on their rank and add up, in reduce_dtype.
   std::shared_ptr<void> no_sync();
   /// Sums what has added up under no_sync without a backward: for a rank without a sample.

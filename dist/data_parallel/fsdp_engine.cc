@@ -179,6 +179,7 @@ Tensor Reduction::take_flat(Unit& unit) {
       ops::copy_(place, gradient);
     }
     p.whole.set_grad({});
+    p.has_local = true;
   }
   unit.local = {};
   return flat;
@@ -196,6 +197,7 @@ void Reduction::start(Unit& unit) {
   const MemoryScope scope(MemoryKind::kBuckets);
   Unit::OnItsWay sum;
   sum.whole = take_flat(unit);
+  for (Parameter& p : unit.parameters) p.has_local = false;
   assign_memory(sum.whole, MemoryKind::kBuckets);  // it may have been collected under no_sync
   sum.part = buffer_for(*group_, unit.part, unit.reduce_dtype, unit.device);
   held.add(static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes()));
@@ -219,11 +221,7 @@ void Reduction::complete(Unit& unit) {
       const double ranks = static_cast<double>(options_.shard->size()) * replicas;
       part = ops::div(part, ops::to(Tensor::full({1}, ranks, unit.dtype), unit.kept_device));
     }
-    if (!unit.has_new_gradient) {
-      // Gradients that zero_grad() has dropped do not count; others are added to.
-      if (!unit.has_slice_gradient()) unit.kept_gradient = {};
-      unit.has_new_gradient = true;
-    }
+    if (!std::exchange(unit.has_new_gradient, true)) begin_sum(unit);
     if (unit.kept_gradient.defined()) {
       ops::add_(unit.kept_gradient, part);
     } else {
@@ -234,6 +232,29 @@ void Reduction::complete(Unit& unit) {
   }
   unit.sums.clear();
   std::erase(on_their_way_, &unit);
+}
+
+/// Makes kept_gradient what the pass adds to: of each slice the gradient that it shows, and zeros
+/// where zero_grad() has dropped it.
+void Reduction::begin_sum(Unit& unit) {
+  if (!unit.has_slice_gradient()) {
+    unit.kept_gradient = {};
+    return;
+  }
+  if (!unit.kept_gradient.defined()) {
+    const MemoryScope scope(MemoryKind::kGradients);
+    unit.kept_gradient = ops::full({unit.part}, 0, unit.dtype, unit.kept_device);
+  }
+  for (const Parameter& p : unit.parameters) {
+    if (p.kept.count == 0) continue;
+    Tensor place = slice_of_part(unit, p, unit.kept_gradient, options_.shard->rank());
+    const Tensor gradient = p.slice.grad();
+    if (!gradient.defined()) {
+      ops::zero_(place);
+    } else if (gradient.storage() != place.storage()) {
+      ops::copy_(place, gradient);  // somebody has set it
+    }
+  }
 }
 
 void Reduction::complete_all() {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -69,7 +70,8 @@ class Unsharding {
 
 /// How gradients leave: a unit's are summed over the ranks, each of which keeps the sum of its
 /// part; the optimizer finds it at the parameters' slices. Under no_sync they stay whole and add up
-/// until the next sum.
+/// until the next sum. A unit's gradients travel together, but each is dropped and added to for
+/// itself: optimizers may have some of a unit's parameters alone.
 class Reduction {
  public:
   /// `options` outlives it. Sums over the shard group run in `group`.
@@ -91,6 +93,7 @@ class Reduction {
  private:
   Tensor take_flat(Unit& unit);
   void complete(Unit& unit);
+  void begin_sum(Unit& unit);
 
   const FsdpOptions& options_;
   const CommunicatorPtr group_;
@@ -118,6 +121,10 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   /// What was unsharded is out of date when the optimizer has run.
   void after_step();
   bool is_stale() const { return kept_versions() != refreshed_; }
+  /// visit(p, place) for each of these parameters of the model that has a gradient in Unit::local;
+  /// `place` is that gradient.
+  void for_each_local(const Tensors& parameters,
+                      const std::function<void(fsdp::Parameter& p, Tensor place)>& visit);
 
   int shard_rank() const { return options.shard->rank(); }
   int shard_size() const { return options.shard->size(); }

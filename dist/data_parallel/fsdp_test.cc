@@ -412,6 +412,126 @@ TEST_CASE("trap: accumulation happens in the dtype of the reduction") {
   });
 }
 
+namespace {
+
+/// One unit. On [x] each element of `one` has the gradient x, of `ten` 10 x; `none` has none.
+struct OneAndTen : nn::Module {
+  OneAndTen()
+      : one(parameter("one", Tensor::full({5}, 1))),
+        none(parameter("none", Tensor::full({2}, 1))),
+        ten(parameter("ten", Tensor::full({4}, 1))) {}
+  Tensor forward(const Tensor& x) override { return x * (ops::sum(one) + ops::sum(ten) * 10.0); }
+  Tensor one, none, ten;
+};
+
+/// Such a model on a rank, in passes of which the rank's x is its number, from 1 on: of four ranks
+/// the sum is 10.
+struct OnRank {
+  OnRank(Communicator& c, FsdpOptions options, int replicas) : rank(c.rank()) {
+    std::tie(options.shard, options.replicate) = groups_of(c, replicas);
+    options.average = ReduceOp::kSum;
+    fsdp = std::make_unique<FullySharded>(model, options);
+    for (const auto& [name, slice] : fsdp->named_parameters()) slices.push_back(slice);
+  }
+  void pass() { backward(ops::sum(model(Tensor::full({1}, 1 + rank)))); }
+  void pass_alone() {
+    const std::shared_ptr<void> local = fsdp->no_sync();
+    pass();
+  }
+  /// The elements' gradients, and 0 of `none`.
+  void expect(double one, double ten) const {
+    const double expected[] = {one, 0, ten};
+    for (size_t i = 0; i < slices.size(); ++i) {
+      const Tensor gradient = slices[i].grad();
+      WEFT_CHECK(gradient.defined(), "parameter {} has no gradient", i);
+      for (double g : gradient.to_vector()) {
+        WEFT_CHECK(g == expected[i], "parameter {}: {}, expected {}", i, g, expected[i]);
+      }
+    }
+    const double norm = std::sqrt(5 * one * one + 4 * ten * ten);
+    WEFT_CHECK(std::abs(fsdp->grad_norm() - norm) < 1e-12 * norm, "norm {}, expected {}",
+               fsdp->grad_norm(), norm);
+  }
+
+  const int rank;
+  OneAndTen model;
+  std::unique_ptr<FullySharded> fsdp;
+  Tensors slices;  // of one, none and ten
+};
+
+void on_shardings(const std::function<void(OnRank&)>& body) {
+  for (const Sharding sharding :
+       {Sharding::kFullShard, Sharding::kShardGradOp, Sharding::kZero2, Sharding::kZero1}) {
+    for (const auto& [replicas, is_offloaded] : {std::pair(1, false), {2, false}, {1, true}}) {
+      INFO("sharding " << static_cast<int>(sharding) << ", replicas " << replicas);
+      run_ranks(4, [&, replicas = replicas, is_offloaded = is_offloaded](Communicator& c) {
+        OnRank on_rank(c, {.sharding = sharding, .offload_optimizer = is_offloaded}, replicas);
+        body(on_rank);
+      });
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("trap: gradients of one unit are dropped and added to one by one") {
+  on_shardings([](OnRank& r) {
+    r.pass();
+    r.expect(10, 100);
+    r.slices[0].set_grad({});  // as an optimizer of this parameter alone does
+    WEFT_CHECK(std::abs(r.fsdp->grad_norm() - 200) < 1e-9, "norm {}", r.fsdp->grad_norm());
+    r.pass();
+    r.expect(10, 200);
+    r.pass();
+    r.expect(20, 300);
+    r.slices[2].set_grad({});
+    r.pass();
+    r.expect(30, 100);
+    r.slices[0].set_grad({});
+    r.slices[2].set_grad({});
+    r.pass();
+    r.expect(10, 100);
+    // What is set in a gradient's place is added to.
+    for (size_t i : {0, 2}) {
+      const Tensor gradient = ops::clone(r.slices[i].grad());
+      r.slices[i].set_grad(gradient * 3.0);
+    }
+    r.pass();
+    r.expect(40, 400);
+    for (const Tensor& slice : r.slices) slice.set_grad({});
+    r.pass();
+    r.expect(10, 100);
+  });
+}
+
+TEST_CASE("trap: gradients that no_sync() has collected are dropped one by one") {
+  on_shardings([](OnRank& r) {
+    r.pass_alone();
+    r.fsdp->drop_local_gradients({r.model.one});
+    r.pass();
+    r.expect(10, 200);
+    // With sums at the slices: these stay, or go, by themselves.
+    r.pass_alone();
+    r.slices[2].set_grad({});
+    r.fsdp->drop_local_gradients({r.model.ten, r.model.none});
+    r.pass();
+    r.expect(30, 100);
+    r.pass_alone();
+    r.fsdp->scale_local_gradients({r.model.ten}, 4);
+    r.pass();
+    r.expect(50, 600);
+    // Memory goes with the last of them.
+    r.pass_alone();
+    WEFT_CHECK(r.fsdp->memory().accumulated > 0, "nothing was collected");
+    r.fsdp->drop_local_gradients({r.model.ten});
+    WEFT_CHECK(r.fsdp->memory().accumulated > 0, "what was collected of others is gone");
+    r.fsdp->drop_local_gradients({r.model.one});
+    WEFT_CHECK(r.fsdp->memory().accumulated == 0, "{} bytes", r.fsdp->memory().accumulated);
+    r.fsdp->synchronize();
+    r.expect(50, 600);
+  });
+}
+
 TEST_CASE("trap: zero-size shards") {
   // 6 elements on 4 ranks: parts of 2, the last one padding alone.
   run_ranks(4, [](Communicator& c) {

@@ -32,6 +32,7 @@ struct Parameter {
   int64_t offset = 0;  // in the flat tensor
   Tensor slice;        // what this rank keeps of it: a leaf, [kept.count]
   Range kept;
+  bool has_local = false;  // a gradient in Unit::local
 };
 
 struct Unit {
@@ -58,7 +59,7 @@ struct Unit {
   uint64_t sent_version = 0;
 
   // Of Reduction.
-  Tensor kept_gradient;           // [part]
+  Tensor kept_gradient;           // [part]; what counts of it is what the slices show as theirs
   Tensor local;                   // [padded]: collected under no_sync, in reduce_dtype
   int missing = 0;                // trained parameters without gradient so far
   bool was_reduced = false;       // in this iteration

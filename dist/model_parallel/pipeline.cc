@@ -135,7 +135,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       backward(flights.front(), {});
       flights.pop_front();
       const bool is_reduced = !batches.accumulates || backwards + 1 == batches.count;
-      if (is_reduced) reduce_gradients();
+      if (is_reduced && synchronizes_) reduce_gradients();
       if (!batches.accumulates && batches.after_each) batches.after_each();
     }
     settle();

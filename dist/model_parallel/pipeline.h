@@ -59,7 +59,7 @@ class Pipeline {
   /// loss of it and calls backward(), which is GPipe's second half: backward() throws Error where
   /// the schedule is k1F1B. Where x requires a gradient, on every stage, each gets it.
   Tensor operator()(const Tensor& x);
-  /// While the result lives, operator()'s gradients are not summed over the data group.
+  /// While the result lives, gradients are not summed over the data group.
   std::shared_ptr<void> no_sync();
 
   /// Tensors that each stage has of its own, all together on the first stage, on the CPU, in order

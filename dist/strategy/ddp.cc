@@ -23,7 +23,7 @@ class Ddp : public Strategy {
     ddp_ = std::make_unique<DistributedDataParallel>(module, world_, options_);
   }
   Tensor forward(nn::Module&, const Tensor& x) override { return (*ddp_)(x); }
-  Tensor call(nn::Module&, const std::function<Tensor()>& function) override {
+  Tensors call(nn::Module&, const std::function<Tensors()>& function) override {
     return ddp_->forward(function);
   }
   std::shared_ptr<void> no_sync() override { return ddp_->no_sync(); }

@@ -6,6 +6,7 @@
 #include "autograd/ops.h"
 #include "dist/data_parallel/data_parallel.h"
 #include "dist/strategy/strategies.h"
+#include "nn/meta.h"
 
 namespace weft::dist {
 namespace {
@@ -20,11 +21,14 @@ class DataParallelStrategy : public Strategy {
     WEFT_CHECK(
         structure.replica,
         "dp: the model's structure() has no replica, which says how another of its kind is made");
+    nn::materialize(module);
     parallel_ = std::make_unique<DataParallel>(module, structure.replica, devices_, numbers_);
   }
   bool calls_functions() const override { return false; }
-  Tensor call(nn::Module&, const std::function<Tensor()>&) override {
-    WEFT_FAIL("dp: a model is called as model(x) alone; it cannot share out other functions of it");
+  Tensors call(nn::Module&, const std::function<Tensors()>&) override {
+    WEFT_FAIL(
+        "dp: a model is called as model(x) alone, from one tensor to one; ddp can share out other "
+        "functions of it");
   }
   Tensor forward(nn::Module&, const Tensor& x) override { return (*parallel_)(x); }
 

@@ -50,7 +50,7 @@ Tensor Fp8Gradients::forward(nn::Module& module, const Tensor& x) {
   return module.unrouted(x);
 }
 
-Tensor Fp8Gradients::call(nn::Module&, const std::function<Tensor()>& function) {
+Tensors Fp8Gradients::call(nn::Module&, const std::function<Tensors()>& function) {
   prepare();
   return function();
 }

@@ -33,7 +33,7 @@ class Fp8Gradients : public Strategy {
   int data_rank() const override { return world_ ? world_->rank() : 0; }
   void wrap(nn::Module& module, const ModelStructure& structure) override;
   Tensor forward(nn::Module& module, const Tensor& x) override;
-  Tensor call(nn::Module& module, const std::function<Tensor()>& function) override;
+  Tensors call(nn::Module& module, const std::function<Tensors()>& function) override;
   std::shared_ptr<void> no_sync() override;
   ExactSum squares(const Tensors& parameters) override;
   std::string describe(int64_t parameters, int64_t state_tensors) const override;

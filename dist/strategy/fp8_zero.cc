@@ -63,9 +63,9 @@ class Fp8Zero : public Fp8Gradients {
     return result;
   }
 
-  void drop_local_gradients() override {
-    for (const Tensor& p : matrices_) {
-      if (p.grad().defined()) p.set_grad({});
+  void drop_local_gradients(const Tensors& parameters) override {
+    for (const Tensor& p : parameters) {
+      if (p.grad().defined() && by_id_.contains(p.id())) p.set_grad({});
     }
   }
 
@@ -153,7 +153,7 @@ class Fp8Zero : public Fp8Gradients {
       for (size_t i = 0; i < matrices_.size(); ++i) {
         if (matrices_[i].grad().defined()) take_gradient(i, low_bits(matrices_[i].grad()));
       }
-      return drop_local_gradients();
+      return drop_local_gradients(matrices_);
     }
     const MemoryScope scope(MemoryKind::kGradients);
     for (size_t i = 0; i < matrices_.size(); ++i) {

@@ -25,9 +25,10 @@ class PipelineStrategy : public Strategy {
     pipeline_ = std::make_unique<Pipeline>(module, structure.segments, options_);
   }
   bool calls_functions() const override { return false; }
-  Tensor call(nn::Module&, const std::function<Tensor()>&) override {
+  Tensors call(nn::Module&, const std::function<Tensors()>&) override {
     WEFT_FAIL(
-        "pipeline: a model is called as model(x) alone; it cannot share out other functions of it");
+        "pipeline: a model is called as model(x) alone, from one tensor to one; ddp, fsdp and tp "
+        "can share out other functions of it");
   }
   Tensor forward(nn::Module&, const Tensor& x) override { return (*pipeline_)(x); }
   void run(nn::Module&, const MicroBatches& batches) override { pipeline_->run(batches); }

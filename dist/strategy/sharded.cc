@@ -34,14 +34,19 @@ class Sharded : public Strategy {
     return fsdp_->shard(groups);
   }
   Tensor forward(nn::Module& module, const Tensor& x) override {
-    return call(module, [&] { return module.unrouted(x); });
+    prepare(module);
+    return module.unrouted(x);
   }
-  Tensor call(nn::Module& module, const std::function<Tensor()>& function) override {
-    fsdp_->refresh();
-    if (module.is_training()) fsdp_->broadcast_buffers();
+  Tensors call(nn::Module& module, const std::function<Tensors()>& function) override {
+    prepare(module);
     return function();
   }
-  void drop_local_gradients() override { fsdp_->drop_local_gradients(); }
+  void drop_local_gradients(const Tensors& parameters) override {
+    fsdp_->drop_local_gradients(parameters);
+  }
+  void scale_local_gradients(const Tensors& parameters, double factor) override {
+    fsdp_->scale_local_gradients(parameters, factor);
+  }
   std::shared_ptr<void> no_sync() override { return fsdp_->no_sync(); }
   ExactSum squares(const Tensors& slices) override {
     ExactSum sum = Strategy::squares(slices);
@@ -103,6 +108,10 @@ class Sharded : public Strategy {
   }
 
  private:
+  void prepare(const nn::Module& module) {
+    fsdp_->refresh();
+    if (module.is_training()) fsdp_->broadcast_buffers();
+  }
   int replicas() const { return options_.replicate ? options_.replicate->size() : 1; }
 
   const std::string name_;

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "dist/strategy/strategies.h"
+#include "nn/meta.h"
 #include "optim/clip.h"
 
 namespace weft::dist {
@@ -8,8 +9,10 @@ namespace {
 
 class Single : public Strategy {
  public:
-  void wrap(nn::Module&, const ModelStructure&) override {}
-  Tensor call(nn::Module&, const std::function<Tensor()>& function) override { return function(); }
+  void wrap(nn::Module& module, const ModelStructure&) override { nn::materialize(module); }
+  Tensors call(nn::Module&, const std::function<Tensors()>& function) override {
+    return function();
+  }
   double grad_norm(const Tensors& parameters) override { return optim::grad_norm_here(parameters); }
   Tensor unread_norm(const Tensors& parameters) override {
     return optim::unread_norm_here(parameters);

@@ -51,7 +51,7 @@ class Strategy {
   virtual Tensor forward(nn::Module& module, const Tensor& x) { return module.unrouted(x); }
   /// What function() returns, which calls the model in another way. Throws Error where that cannot
   /// be shared out.
-  virtual Tensor call(nn::Module& module, const std::function<Tensor()>& function) = 0;
+  virtual Tensors call(nn::Module& module, const std::function<Tensors()>& function) = 0;
   virtual bool calls_functions() const { return true; }
   /// ops::cross_entropy of what forward() returned while the model trained: with a parallel head
   /// that is a part of the logits.
@@ -65,8 +65,10 @@ class Strategy {
   virtual void run(nn::Module& module, const MicroBatches& batches);
   /// While the result lives, gradients stay on their rank and add up.
   virtual std::shared_ptr<void> no_sync() { return nullptr; }
-  /// Drops those that the parameters' .grad() does not show.
-  virtual void drop_local_gradients() {}
+  /// Drops, or multiplies, those of these parameters of the model that have added up so and that
+  /// lie elsewhere than in the .grad() of what the optimizer has.
+  virtual void drop_local_gradients(const Tensors&) {}
+  virtual void scale_local_gradients(const Tensors&, double /*factor*/) {}
   /// The squares of these parameters' gradients, those of other ranks included, each once; by
   /// default of the gradients that this rank has.
   virtual ExactSum squares(const Tensors& parameters);

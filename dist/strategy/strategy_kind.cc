@@ -117,12 +117,13 @@ DType narrow_dtype(std::string_view setting, const std::string& name) {
 
 WrapPolicy wrap_policy(const std::string& wrap, const WrapPolicy& own) {
   if (wrap.empty()) return own;
-  if (std::isdigit(static_cast<unsigned char>(wrap[0])) != 0) {
+  if (wrap[0] == '-' || std::isdigit(static_cast<unsigned char>(wrap[0])) != 0) {
     int64_t parameters = 0;
     const char* const end = wrap.data() + wrap.size();
     const auto [rest, error] = std::from_chars(wrap.data(), end, parameters);
-    WEFT_CHECK(error == std::errc() && rest == end,
-               "wrap: expected a number of parameters or names of classes, got \"{}\"", wrap);
+    WEFT_CHECK(error == std::errc() && rest == end && parameters > 0,
+               "wrap: expected a positive number of parameters or names of classes, got \"{}\"",
+               wrap);
     return wrap_by_size(parameters);
   }
   std::vector<std::string> classes;

@@ -432,6 +432,10 @@ TEST_CASE("strategies that cannot be are errors that say what was expected") {
   refuse({.name = "zero1", .resident_units = 3}, 4,
          "resident-units is a setting of fsdp, zero3 and hsdp, not of zero1");
   refuse({.name = "fsdp", .wrap = "Block,"}, 4, "wrap: an empty name of a class in \"Block,\"");
+  for (const std::string wrap : {"-5", "0", "12x", "99999999999999999999"}) {
+    refuse({.name = "fsdp", .wrap = wrap}, 4,
+           "wrap: expected a positive number of parameters or names of classes, got \"" + wrap);
+  }
   refuse({.name = "fsdp", .buffer_dtype = "int8"}, 4,
          "buffer-dtype: expected bf16, fp16 or fp32, got \"int8\"");
   refuse({.name = "ddp", .sequence_parallel = true}, 4,

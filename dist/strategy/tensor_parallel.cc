@@ -54,7 +54,7 @@ class TensorParallelStrategy : public Strategy {
     return inner_->forward(module, x);
   }
   bool calls_functions() const override { return inner_->calls_functions(); }
-  Tensor call(nn::Module& module, const std::function<Tensor()>& function) override {
+  Tensors call(nn::Module& module, const std::function<Tensors()>& function) override {
     return inner_->call(module, function);
   }
   Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
@@ -66,7 +66,12 @@ class TensorParallelStrategy : public Strategy {
     return classes_ == 0 ? inner_->predicted(logits) : parallel_argmax(logits, classes_, tensor_);
   }
   std::shared_ptr<void> no_sync() override { return inner_->no_sync(); }
-  void drop_local_gradients() override { inner_->drop_local_gradients(); }
+  void drop_local_gradients(const Tensors& parameters) override {
+    inner_->drop_local_gradients(parameters);
+  }
+  void scale_local_gradients(const Tensors& parameters, double factor) override {
+    inner_->scale_local_gradients(parameters, factor);
+  }
   /// Parameters that are whole on every rank of the tensor group count once.
   ExactSum squares(const Tensors& parameters) override {
     Tensors cut, whole;

@@ -59,6 +59,24 @@ class Dispatch(unittest.TestCase):
             self.assertEqual(model.hf_device_map, {"": "cpu", "encoder.layers": "disk", "heads": "cpu"})
             self.assertEqual(model(self.images).tolist(), self.expected)
 
+    def test_auto_needs_no_more_than_a_model(self):
+        places = nn.infer_auto_device_map(empty_vit())
+        self.assertTrue(places)
+        self.assertNotIn("disk", places.values())  # there is room for a few kilobytes
+        loaded = nn.load_checkpoint_and_dispatch(empty_vit(), self.file)
+        self.assertEqual(loaded.hf_device_map, places)
+        for row, expected in zip(loaded(self.images).tolist(), self.expected):
+            for value, other in zip(row, expected):
+                self.assertAlmostEqual(value, other, places=4)
+        whole = nn.dispatch_model(self.whole)
+        self.assertEqual(whole.hf_device_map, places)
+
+    def test_a_place_is_a_map_of_all_weights(self):
+        for place in ("cpu", "disk", weft.device("cpu")):
+            model = nn.load_checkpoint_and_dispatch(empty_vit(), self.file, place)
+            self.assertEqual(model.hf_device_map, {"": str(place)})
+            self.assertEqual(model(self.images).tolist(), self.expected)
+
     def test_a_model_in_memory_offloads_to_a_folder(self):
         places = {"": "disk", "encoder.ln": "cpu", "heads": "cpu"}
         with self.assertRaisesRegex(weft.Error, "is to stay on disk, but"):
@@ -72,12 +90,16 @@ class Dispatch(unittest.TestCase):
         self.assertNotIn("heads.head.weight", written)
 
     def test_mistakes_are_named(self):
-        with self.assertRaisesRegex(weft.Error, '"auto" needs max_memory'):
-            nn.load_checkpoint_and_dispatch(empty_vit(), self.file)
         with self.assertRaisesRegex(weft.Error, 'no module or tensor "head"'):
             nn.load_checkpoint_and_dispatch(empty_vit(), self.file, {"": "cpu", "head": "disk"})
-        with self.assertRaisesRegex(weft.Error, 'unknown device "tape"'):
+        with self.assertRaisesRegex(weft.Error, 'unknown device "tape": expected cpu, disk'):
             nn.load_checkpoint_and_dispatch(empty_vit(), self.file, {"": "tape"})
+        with self.assertRaisesRegex(weft.Error, 'did you mean "disk"'):
+            nn.load_checkpoint_and_dispatch(empty_vit(), self.file, {"": "diks"})
+        with self.assertRaisesRegex(weft.Error, 'no file "aut"; expected auto, .* did you mean "auto"'):
+            nn.load_checkpoint_and_dispatch(empty_vit(), self.file, "aut", {"cpu": "1GB"})
+        with self.assertRaisesRegex(weft.Error, "disk has no memory budget"):
+            nn.infer_auto_device_map(empty_vit(), {"disk": "1GB"})
         with self.assertRaisesRegex(TypeError, "a place is a device"):
             nn.load_checkpoint_and_dispatch(empty_vit(), self.file, {"": 1.5})
         with self.assertRaisesRegex(weft.Error, "the layer .* alone has"):

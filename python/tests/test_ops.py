@@ -5,7 +5,7 @@ import re
 import unittest
 
 import weft
-from optional import needs_numpy
+from optional import needs_numpy, needs_torch, torch
 from optional import numpy as np
 from weft.nn import functional as F
 
@@ -128,6 +128,25 @@ class Ops(unittest.TestCase):
         self.assertEqual(out[:, 2:3].tolist(), alone.tolist())
         flat = F.scaled_dot_product_attention(q[0], q[0], q[0], is_causal=True)
         self.assertEqual(flat.tolist(), F.scaled_dot_product_attention(q[:1], q[:1], q[:1], is_causal=True)[0].tolist())
+
+    @needs_torch
+    @needs_numpy
+    def test_causal_attention_to_more_or_fewer_keys_is_pytorchs(self):
+        theirs = torch.nn.functional.scaled_dot_product_attention
+        torch.manual_seed(5)
+        for queries, keys in ((3, 5), (5, 3), (70, 130), (130, 70)):
+            for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
+                with self.subTest(queries=queries, keys=keys, dtype=dtype):
+                    whole = [torch.randn(2, 3, n, 16, dtype=dtype) for n in (queries, keys, keys)]
+                    ours = [weft.from_numpy(x.numpy().copy()).requires_grad_() for x in whole]
+                    out = F.scaled_dot_product_attention(*ours, is_causal=True)
+                    expected = theirs(*[x.requires_grad_() for x in whole], is_causal=True)
+                    gradient = torch.randn(expected.shape, dtype=dtype)
+                    out.backward(weft.from_numpy(gradient.numpy()))
+                    expected.backward(gradient)
+                    for got, want in zip([out, *(x.grad for x in ours)], [expected, *(x.grad for x in whole)]):
+                        difference = np.abs(got.detach().numpy() - want.detach().numpy()).max()
+                        self.assertLess(difference, tolerance)
 
     def test_a_mask_that_is_added(self):
         inf = float("inf")

@@ -212,6 +212,54 @@ class Loop(unittest.TestCase):
         for ours, theirs in zip(sum(model.weight.tolist(), []), sum(whole, [])):
             self.assertAlmostEqual(ours, theirs, places=6)
 
+    def test_rounds_of_several_models(self):
+        rows = weft.tensor([[1.0, 2.0, 3.0], [-1.0, 0.5, 2.0]])
+
+        def setup(**options):
+            fabric, _, _ = self.setup_fabric(**options)  # with a model that is never in a round
+            models = [fabric.setup_module(nn.Linear(3, 2)), fabric.setup_module(nn.Linear(2, 1))]
+            optimizers = [weft.optim.SGD(m.named_parameters(), lr=0.1) for m in models]
+            fabric.setup_optimizers(*optimizers)
+            return fabric, models, optimizers
+
+        def weights(models):
+            return [m.weight.tolist() for m in models]
+
+        # Two rounds on the same rows are a step on them.
+        fabric, (first, second), optimizers = setup()
+        fabric.backward((second(first(rows)) ** 2).mean())
+        for optimizer in optimizers:
+            optimizer.step()
+        expected = weights((first, second))
+
+        fabric, (first, second), optimizers = setup(gradient_accumulation_steps=2)
+        before = weights((first, second))
+        for _ in range(2):
+            self.assertEqual(weights((first, second)), before)
+            with fabric.accumulate(first, second):
+                fabric.backward((second(first(rows)) ** 2).mean())
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        self.assertEqual(weights((first, second)), expected)
+
+        # Of one of them alone: the other's gradients are whole, and its optimizer steps.
+        fabric, (first, second), optimizers = setup(gradient_accumulation_steps=2)
+        with fabric.accumulate(first):
+            fabric.backward((second(first(rows)) ** 2).mean())
+            for optimizer in optimizers:
+                optimizer.step()
+        self.assertEqual(weights((first, second)), [before[0], expected[1]])
+
+        with self.assertRaisesRegex(weft.Error, "has had 1 rounds and another 0"):
+            with fabric.accumulate(first, second):
+                pass
+        with self.assertRaisesRegex(weft.Error, "of no model"):
+            with fabric.accumulate():
+                pass
+        with self.assertRaisesRegex(TypeError, "accumulate: expected a model, got .*Optimizer"):
+            fabric.accumulate(first, optimizers[0])
+
     def test_any_state_is_saved_and_taken_up(self):
         rows = weft.tensor([[1.0, 2.0, 3.0]])
         for kind in ("full", "sharded"):
@@ -696,6 +744,14 @@ class Engine(unittest.TestCase):
             weft.train.initialize(model=nn.Linear(3, 2), config={"train_batch_size": 4})
         with self.assertRaisesRegex(weft.Error, "fp61"):
             weft.train.initialize(model=nn.Linear(3, 2), config=self.config(fp61={}))
+        with self.assertRaisesRegex(TypeError, "initialize: config: expected what JSON holds: .* type object"):
+            weft.train.initialize(model=nn.Linear(3, 2), config=self.config(fp16=object()))
+        engine = weft.train.initialize(model=nn.Linear(3, 2), config=self.config())[0]
+        with tempfile.TemporaryDirectory() as directory:
+            for state, reason in (({"a": object()}, "type object is not"), ({"a": 1 << 70}, "64 bits")):
+                with self.assertRaisesRegex(TypeError, "save_checkpoint: client_state: expected .*" + reason):
+                    engine.save_checkpoint(directory, client_state=state)
+            self.assertEqual(os.listdir(directory), [])
 
 
 class Kernels(unittest.TestCase):

@@ -458,18 +458,36 @@ class Fit(unittest.TestCase):
             quiet(max_epochs=1, gradient_clip_algorithm="l2")
         with self.assertRaisesRegex(weft.Error, "limit_train_batches: expected a positive count or a fraction"):
             quiet(max_epochs=1, limit_train_batches=0)
-        with self.assertRaises(TypeError):
+        with self.assertRaisesRegex(TypeError, 'Trainer: unknown option "max_epoch"; did you mean "max_epochs"'):
             quiet(max_epoch=1)
+        with self.assertRaisesRegex(TypeError, 'EarlyStopping: unknown option "patiense"; did you mean "patience"'):
+            EarlyStopping(monitor="val_loss", patiense=3)
+        with self.assertRaisesRegex(weft.Error, 'a time: expected seconds, .*"DD:HH:MM:SS", got "soon"'):
+            quiet(max_time="soon")
+        with self.assertRaisesRegex(weft.Error, "max_time: expected a positive duration, got -1 s"):
+            quiet(max_time=-1)
 
     def test_limits_are_counts_or_fractions(self):
         for limit, steps in ((2, 2), (0.5, 4), (1.0, 8)):
             trainer = quiet(max_epochs=1, limit_train_batches=limit)
             fit(trainer, batch_size=2)
             self.assertEqual(trainer.global_step, steps)
-        trainer = quiet(max_time=timedelta(microseconds=1), gradient_clip_val=0.5, track_grad_norm=True)
+        for time in (timedelta(microseconds=1), 1e-6, "0.000001s"):
+            trainer = quiet(max_time=time, gradient_clip_val=0.5, track_grad_norm=True)
+            fit(trainer)
+            self.assertEqual(trainer.global_step, 1)
+            self.assertEqual(trainer.stop_reason, "max_time = 1e-06 s")
+            self.assertGreater(trainer.grad_norm, 0)
+        for time in ("00:00:01:00", "1m", 60):
+            trainer = quiet(max_time=time, max_epochs=1)
+            fit(trainer)
+            self.assertEqual(trainer.stop_reason, "max_epochs = 1")
+
+    def test_no_limit_of_steps_and_no_validation_have_lightnings_numbers(self):
+        trainer = quiet(max_epochs=2, max_steps=-1, limit_val_batches=0)
         fit(trainer)
-        self.assertEqual(trainer.global_step, 1)
-        self.assertGreater(trainer.grad_norm, 0)
+        self.assertEqual((trainer.epoch, trainer.global_step), (2, 8))
+        self.assertEqual(list(trainer.metrics), ["train_loss"])
 
     def test_it_stops_early_and_keeps_the_best(self):
         class Waits(EarlyStopping):

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "data/tensors/tensor_dataset.h"
+#include "python/containers.h"
 #include "python/exchange.h"
 #include "train/shared_loader.h"
 
@@ -25,8 +26,8 @@ class SharedBatches {
   /// One pass.
   class Pass {
    public:
-    Pass(const Fabric& fabric, nb::object batches)
-        : source_(std::move(batches)), shared_(fabric.share(source_)) {}
+    Pass(const Fabric& fabric, nb::object batches, bool deals_out)
+        : source_(std::move(batches)), shared_(fabric.share(source_, deals_out)) {}
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
     /// The interpreter's lock is held: a batch is Python's objects.
@@ -44,13 +45,16 @@ class SharedBatches {
     bool is_done_ = false;
   };
 
-  SharedBatches(nb::handle_t<Fabric> fabric, nb::handle batches)
-      : fabric_(nb::borrow(fabric)), batches_(nb::borrow(batches)) {
+  SharedBatches(nb::handle_t<Fabric> fabric, nb::handle batches, bool deals_out)
+      : fabric_(nb::borrow(fabric)), batches_(nb::borrow(batches)), deals_out_(deals_out) {
     get().data_size();  // before launch() there are no ranks to share with
   }
-  std::unique_ptr<Pass> begin() const { return std::make_unique<Pass>(get(), batches_); }
+  std::unique_ptr<Pass> begin() const {
+    return std::make_unique<Pass>(get(), batches_, deals_out_);
+  }
   int64_t size() const {
-    const int64_t in_turn = get().options().split_batches ? 1 : get().data_devices();
+    const bool takes_turns = deals_out_ && !get().options().split_batches;
+    const int64_t in_turn = takes_turns ? get().data_devices() : 1;
     return (static_cast<int64_t>(nb::len(batches_)) + in_turn - 1) / in_turn;
   }
 
@@ -58,6 +62,7 @@ class SharedBatches {
   const Fabric& get() const { return *nb::cast<Fabric*>(fabric_); }
 
   nb::object fabric_, batches_;
+  bool deals_out_;
 };
 
 /// A class of its own: what has a __len__ is asked for it wherever its truth is.
@@ -68,26 +73,12 @@ struct SizedSharedBatches : SharedBatches {
 }  // namespace
 
 nb::object with_each_tensor(nb::handle part, const std::function<void(Tensor&)>& f) {
-  if (is_tensor(part)) {
-    Tensor x = import_array(part);
+  return with_each_leaf(part, [&](nb::handle leaf) {
+    if (!is_tensor(leaf)) return nb::borrow(leaf);
+    Tensor x = import_array(leaf);
     f(x);
     return nb::cast(x);
-  }
-  if (nb::isinstance<nb::dict>(part)) {
-    const nb::object copy = part.attr("copy")();  // of its own class
-    for (const auto& [key, value] : nb::borrow<nb::dict>(part)) {
-      copy[key] = with_each_tensor(value, f);
-    }
-    return copy;
-  }
-  const bool is_tuple = nb::isinstance<nb::tuple>(part);
-  if (!is_tuple && !nb::isinstance<nb::list>(part)) return nb::borrow(part);
-  nb::list parts;
-  for (nb::handle inner : part) parts.append(with_each_tensor(inner, f));
-  if (!is_tuple) return parts;
-  // A named tuple stays one.
-  return nb::hasattr(part, "_make") ? part.type().attr("_make")(parts)
-                                    : nb::object(nb::tuple(parts));
+  });
 }
 
 std::optional<ObjectBatch> ObjectSource::next() {
@@ -192,7 +183,7 @@ void bind_shared_batches(nb::module_& m) {
       .def("__len__", &SizedSharedBatches::size, "Batches of this rank in an epoch.");
 }
 
-nb::object share_batches(nb::handle_t<Fabric> fabric, nb::handle batches) {
+nb::object share_batches(nb::handle_t<Fabric> fabric, nb::handle batches, bool deals_out) {
   const auto refuse = [&](const char* expected) {
     throw nb::type_error(
         fmt::format("setup_dataloader: expected {}, got a {}", expected, type_of(batches)).c_str());
@@ -203,9 +194,9 @@ nb::object share_batches(nb::handle_t<Fabric> fabric, nb::handle batches) {
     refuse("a loader that was not set up yet");
   }
   if (nb::hasattr(batches, "__len__")) {
-    return nb::cast(std::make_unique<SizedSharedBatches>(fabric, batches));
+    return nb::cast(std::make_unique<SizedSharedBatches>(fabric, batches, deals_out));
   }
-  return nb::cast(std::make_unique<SharedBatches>(fabric, batches));
+  return nb::cast(std::make_unique<SharedBatches>(fabric, batches, deals_out));
 }
 
 }  // namespace weft::python

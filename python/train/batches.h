@@ -62,8 +62,9 @@ class TrainerLoader {
 };
 
 void bind_shared_batches(nb::module_& m);
-/// This rank's share of an iterable of batches, as an iterable, with a length where that has one.
-/// Throws a TypeError for what cannot be iterated, or is a share already.
-nb::object share_batches(nb::handle_t<train::Fabric> fabric, nb::handle batches);
+/// This rank's share of an iterable of batches, or all of them, on its device, as an iterable, with
+/// a length where that has one. Throws a TypeError for what cannot be iterated, or is a share
+/// already.
+nb::object share_batches(nb::handle_t<train::Fabric> fabric, nb::handle batches, bool deals_out);
 
 }  // namespace weft::python

@@ -35,6 +35,20 @@ struct OwnEngine : Engine {
 
 std::string type_of(nb::handle object) { return nb::type_name(object.type()).c_str(); }
 
+/// As JSON. Throws a TypeError that says of what.
+nlohmann::json named_json(const char* what, nb::handle object) {
+  std::string reason;
+  try {
+    return json_of(object);
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+    reason = nb::str(error.value()).c_str();
+  } catch (const nb::builtin_exception& error) {
+    reason = error.what();
+  }
+  throw nb::type_error(fmt::format("{}: expected what JSON holds: {}", what, reason).c_str());
+}
+
 /// Of a path or of a dict.
 ConfigFile file_of(const nb::object& config) {
   if (nb::isinstance<nb::str>(config)) {
@@ -43,7 +57,7 @@ ConfigFile file_of(const nb::object& config) {
   if (nb::hasattr(config, "__fspath__")) {
     return train::read_config_file(nb::cast<std::string>(config.attr("__fspath__")()));
   }
-  return train::read_config(json_of(config), "config");
+  return train::read_config(named_json("initialize: config", config), "config");
 }
 
 void make_engine(OwnEngine* self, nn::Module& model, const nb::object& config,
@@ -217,12 +231,14 @@ void bind_engine(nb::module_ m) {
           "save_checkpoint",
           [](OwnEngine& self, const std::string& directory, const std::optional<std::string>& tag,
              const nb::dict& client_state, bool save_latest) {
-            train::EngineCheckpoint checkpoint = {.tag = tag.value_or(""),
-                                                  .client_state = json_of(client_state),
-                                                  .save_latest = save_latest};
+            train::EngineCheckpoint checkpoint = {
+                .tag = tag.value_or(""),
+                .client_state = named_json("save_checkpoint: client_state", client_state),
+                .save_latest = save_latest};
             const nb::object scheduler = self.scheduler();
             if (nb::hasattr(scheduler, "state_dict")) {
-              checkpoint.client_state[kScheduler] = json_of(scheduler.attr("state_dict")());
+              checkpoint.client_state[kScheduler] = named_json(
+                  "save_checkpoint: the lr_scheduler's state", scheduler.attr("state_dict")());
             }
             const nb::gil_scoped_release unlocked;
             self.save_checkpoint(directory, std::move(checkpoint));

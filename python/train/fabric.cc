@@ -9,13 +9,17 @@
 #include "data/tensors/tensor_dataset.h"
 #include "dist/strategy/settings.h"
 #include "io/nearest.h"
+#include "nn/meta.h"
+#include "optim/clip.h"
 #include "optim/schedule.h"
 #include "python/bindings.h"
 #include "python/docstrings.h"
 #include "python/iteration.h"
+#include "python/model_call.h"
 #include "python/modules.h"
 #include "python/scope.h"
 #include "python/train/batches.h"
+#include "python/train/collectives.h"
 #include "python/train/states.h"
 #include "train/metrics/logger.h"
 
@@ -32,14 +36,20 @@ struct PythonHooks : train::FabricCallback {
 
 template <>
 struct Conversion<std::vector<std::shared_ptr<train::FabricCallback>>> {
-  using Argument = std::vector<nb::object>;
+  using Argument = std::optional<nb::object>;
   static Argument to_python(const std::vector<std::shared_ptr<train::FabricCallback>>&) {
     return {};
   }
-  static std::vector<std::shared_ptr<train::FabricCallback>> from_python(const Argument& objects) {
+  static std::vector<std::shared_ptr<train::FabricCallback>> from_python(const Argument& given) {
     std::vector<std::shared_ptr<train::FabricCallback>> callbacks;
-    for (const nb::object& object : objects) {
-      callbacks.push_back(std::make_shared<PythonHooks>(object));
+    const auto add = [&](nb::handle object) {
+      callbacks.push_back(std::make_shared<PythonHooks>(nb::borrow(object)));
+    };
+    if (!given) return callbacks;
+    if (nb::isinstance<nb::list>(*given) || nb::isinstance<nb::tuple>(*given)) {
+      for (nb::handle object : *given) add(object);
+    } else {
+      add(*given);
     }
     return callbacks;
   }
@@ -216,14 +226,93 @@ nb::object one_or_all(const nb::tuple& objects) {
   return objects.size() == 1 ? nb::object(objects[0]) : nb::object(objects);
 }
 
-/// What a function of no arguments returns, called without the interpreter's lock.
-Tensor tensor_of(const nb::callable& function) {
-  const nb::gil_scoped_acquire locked;
-  const nb::object result = function();
-  if (nb::isinstance<Tensor>(result)) return nb::cast<Tensor>(result);
-  throw nb::type_error(fmt::format("forward: expected a tensor from the function, got a {}",
-                                   nb::type_name(result.type()).c_str())
-                           .c_str());
+std::string type_of(nb::handle object) { return nb::type_name(object.type()).c_str(); }
+
+/// The options with what the environment says of them, of a Fabric or a Trainer.
+nb::dict from_environment(const nb::kwargs& given) {
+  train::FabricOptions options;
+  if (given.contains("strategy")) {
+    using Strategy = Conversion<dist::StrategyOptions>;
+    options.strategy = Strategy::from_python(nb::cast<Strategy::Argument>(given["strategy"]));
+  }
+  options = train::from_environment(options);
+  nb::dict all;
+  all.update(given);
+  const auto is_set = [](const char* variable) {
+    const char* const text = std::getenv(variable);
+    return text && *text;
+  };
+  const auto put = [&](const char* variable, const char* name, const auto& value) {
+    if (is_set(variable)) all[name] = value;
+  };
+  const train::Devices& devices = options.devices;
+  if (is_set("WEFT_DEVICE")) all.attr("pop")("accelerator", nb::none());
+  put("WEFT_DEVICE", "device", options.device);
+  put("WEFT_DEVICES", "devices",
+      !devices.numbers.empty() ? nb::cast(devices.numbers)
+      : devices.count == 0     ? nb::cast("auto")
+                               : nb::cast(devices.count));
+  put("WEFT_NUM_NODES", "num_nodes", options.num_nodes);
+  put("WEFT_PRECISION", "precision", options.precision);
+  put("WEFT_STRATEGY", "strategy", options.strategy);
+  put("WEFT_STATE_DICT_TYPE", "state_dict_type", options.state_dict_type);
+  return all;
+}
+
+/// The optimizer's gradients, by the one limit that is given; the norm that they had.
+std::optional<double> clip(Fabric& fabric, optim::Optimizer& optimizer,
+                           std::optional<double> max_norm, std::optional<double> clip_val) {
+  if (max_norm.has_value() == clip_val.has_value()) {
+    throw nb::type_error("clip_gradients: expected one of max_norm and clip_val");
+  }
+  const nb::gil_scoped_release unlocked;
+  if (max_norm) return fabric.clip_gradients(optimizer, *max_norm);
+  WEFT_CHECK(optimizer.has_route(), "fabric: clip_gradients() of an optimizer that was not set up");
+  optim::clip_grad_value(optimizer.parameters(), *clip_val);
+  return {};
+}
+
+/// A step's micro-batches: pairs of an input and a function of the output, asked for one by one.
+/// The caller outlives them, and has let go of the interpreter's lock.
+dist::MicroBatches micro_batches_of(const nb::sequence& pairs, bool accumulates,
+                                    std::function<void()> after_each) {
+  using Loss = std::function<nb::object(const Tensor&)>;
+  const auto at = [&pairs](int64_t i) {
+    const nb::gil_scoped_acquire locked;
+    const nb::object pair = pairs[i];
+    Loss loss;
+    const bool is_pair = nb::isinstance<nb::tuple>(pair) && nb::len(pair) == 2 &&
+                         nb::isinstance<Tensor>(pair[0]) && nb::try_cast(pair[1], loss);
+    if (!is_pair) {
+      throw nb::type_error(fmt::format("run: micro-batch {}: expected a tuple of a tensor and a "
+                                       "function of the model's output, got {}",
+                                       i, nb::repr(pair).c_str())
+                               .c_str());
+    }
+    return dist::MicroBatch{
+        .input = nb::cast<Tensor>(pair[0]), .loss = [loss, i](const Tensor& output) {
+          const nb::gil_scoped_acquire locked;
+          const nb::object value = loss(output);
+          if (nb::isinstance<Tensor>(value)) return nb::cast<Tensor>(value);
+          throw nb::type_error(
+              fmt::format("run: micro-batch {}: expected a tensor from the loss, got a {}", i,
+                          type_of(value))
+                  .c_str());
+        }};
+  };
+  return {.count = static_cast<int64_t>(nb::len(pairs)),
+          .at = at,
+          .accumulates = accumulates,
+          .after_each = std::move(after_each)};
+}
+
+/// A model, or what a batch may be, on the Fabric's device.
+nb::object to_device_of(const Fabric& fabric, nb::handle object) {
+  if (nb::isinstance<nn::Module>(object)) {
+    nb::cast<nn::Module&>(object).to(fabric.device());
+    return nb::borrow(object);
+  }
+  return with_each_tensor(object, [&](Tensor& x) { x = ops::to(x, fabric.device()); });
 }
 
 /// A model, if there is one, and optimizers.
@@ -243,6 +332,126 @@ void set_up(Fabric& fabric, nb::handle model, const nb::tuple& optimizers) {
   for (optim::Optimizer* const optimizer : all) fabric.setup_optimizer(*optimizer);
 }
 
+/// Backward passes and steps.
+void bind_steps(nb::module_& m, nb::class_<Fabric>& fabric) {
+  nb::class_<data::LoaderWatch>(m, "LatestBatch", "What a loader says of the batch it gave last.")
+      .def_ro("fillers", &data::LoaderWatch::fillers,
+              "Rows at its end that other ranks have as well.")
+      .def_ro("is_last", &data::LoaderWatch::is_last, "Whether it is its epoch's last.");
+  fabric
+      .def("backward", &Fabric::backward, "loss"_a, Unlocked(),
+           "The gradients of the mean of all ranks' losses.")
+      .def(
+          "accumulate",
+          [](Fabric& self, const nb::args& models) {
+            std::vector<nn::Module*> all;
+            for (nb::handle model : models) {
+              if (!nb::isinstance<nn::Module>(model)) {
+                throw nb::type_error(fmt::format("accumulate: expected a model, got {}",
+                                                 nb::type_name(model.type()).c_str())
+                                         .c_str());
+              }
+              all.push_back(nb::cast<nn::Module*>(model));
+            }
+            return std::make_unique<HeldContext>([&self, all] { return self.accumulate(all); });
+          },
+          "models"_a, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
+          "`with fabric.accumulate(model):` around the body of a loop of which "
+          "gradient_accumulation_steps rounds are one step of the model, or of several. Gradients "
+          "of other models are not divided, and their optimizers step.")
+      .def(
+          "no_backward_sync",
+          [](Fabric& self, nn::Module& model, bool enabled) {
+            return std::make_unique<HeldContext>(
+                [&self, &model, enabled] { return self.no_backward_sync(model, enabled); });
+          },
+          "model"_a, "enabled"_a = true, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
+          "`with` it, backward() leaves the model's gradients on their rank, where they add up.")
+      .def_prop_ro("sync_gradients", &Fabric::sync_gradients,
+                   "False in a round of accumulate() that ends no step.")
+      .def_prop_ro(
+          "latest_batch", [](const Fabric& self) { return self.latest_batch(); },
+          "Of the batch that a loader of this Fabric gave last: a LatestBatch.")
+      .def(
+          "run",
+          [](Fabric& self, const nb::sequence& batches, bool accumulates,
+             const std::optional<std::function<void()>>& after_each) {
+            const auto all = micro_batches_of(batches, accumulates, after_each.value_or(nullptr));
+            const nb::gil_scoped_release unlocked;
+            self.run(all);
+          },
+          "batches"_a, "accumulates"_a = true, "after_each"_a = nb::none(),
+          "Forward and backward of a step's micro-batches of the only model, in the strategy's "
+          "order, which alone is a pipeline's schedule. batches: tuples (input, loss), each asked "
+          "for once, just before its forward; loss(output) is its share of the whole batch's loss, "
+          "scaled(). accumulates: gradients stay on their rank until the last, and add up; else "
+          "they are reduced after each, and after_each() takes them away.")
+      .def("scaled", &Fabric::scaled, "loss"_a, Unlocked(),
+           "The loss times the loss scale of 16-mixed: for run().")
+      .def("unscale", nb::overload_cast<optim::Optimizer&>(&Fabric::unscale), "optimizer"_a,
+           Unlocked(),
+           "In 16-mixed divides the gradients by the loss scale, once a step, and returns the norm "
+           "of this rank's; else 0. Clipping and step() do it where it was not done.")
+      .def(
+          "clip_gradients",
+          [](Fabric& self, optim::Optimizer& optimizer, std::optional<double> max_norm,
+             std::optional<double> clip_val) { return clip(self, optimizer, max_norm, clip_val); },
+          "optimizer"_a, "max_norm"_a = nb::none(), "clip_val"_a = nb::none(),
+          "Scales the gradients of the optimizer's parameters so that their norm over all ranks is "
+          "at most max_norm, and returns the norm that they had; or clamps each element to "
+          "[-clip_val, clip_val]. In 16-mixed it divides them by the loss scale first.")
+      .def(
+          "clip_gradients",
+          [](Fabric& self, nn::Module& model, optim::Optimizer& optimizer,
+             std::optional<double> clip_val, std::optional<double> max_norm) {
+            WEFT_CHECK(Fabric::of(model) == &self,
+                       "fabric: clip_gradients() of a model that was not set up");
+            return clip(self, optimizer, max_norm, clip_val);
+          },
+          "model"_a, "optimizer"_a, "clip_val"_a = nb::none(), "max_norm"_a = nb::none(),
+          "The same in Lightning's order: the gradients are those of the optimizer's parameters.")
+      .def(
+          "step",
+          [](Fabric& self, optim::Optimizer& optimizer, double gradient_scale) {
+            return self.step(optimizer, gradient_scale);
+          },
+          "optimizer"_a, "gradient_scale"_a = 1.0, Unlocked(),
+          "False, on all ranks, when a gradient was infinite on one and the step was skipped, "
+          "and in a round of accumulate() that ends no step.")
+      .def("skip_step", &Fabric::skip_step, Unlocked(),
+           "Instead of step() of the only optimizer: nothing changes.")
+      .def_prop_ro("scaler", &Fabric::scaler, nb::rv_policy::reference_internal,
+                   "Of 16-mixed, a GradScaler; in other precisions it is not enabled. save() and "
+                   "load() take it.");
+}
+
+void bind_logging(nb::class_<Fabric>& fabric) {
+  const auto loggers = [](const Fabric& self) { return self.options().loggers; };
+  fabric
+      .def(
+          "log",
+          [](Fabric& self, const std::string& name, const Operand& value,
+             std::optional<int64_t> step) { self.log(name, number_of(value), step); },
+          "name"_a, "value"_a, "step"_a = nb::none(),
+          "A number to each of the loggers, on rank 0 alone. Without a step, 0 at first, then one "
+          "more than the call before: calls of log() and log_dict() are counted, not the steps of "
+          "an optimizer.")
+      .def(
+          "log_dict",
+          [](Fabric& self, const nb::dict& metrics, std::optional<int64_t> step) {
+            self.log_dict(values_of(metrics), step);
+          },
+          "metrics"_a, "step"_a = nb::none(), "The same of several, under one step.")
+      .def_prop_ro("loggers", loggers)
+      .def_prop_ro(
+          "logger",
+          [](const Fabric& self) {
+            const auto& all = self.options().loggers;
+            return all.empty() ? nullptr : all[0];
+          },
+          "The first of the loggers; None without any.");
+}
+
 }  // namespace
 
 void bind_fabric(nb::module_ m) {
@@ -255,19 +464,69 @@ void bind_fabric(nb::module_ m) {
       .def("__next__", [](TensorShares& self) { return nb::tuple(nb::cast(next_of(self))); });
   nb::class_<Fabric> fabric(
       m, "Fabric",
-      "A plain training loop on one device or many, in a precision and by a strategy "
-      "that its options name.");
+      "A plain training loop on one device or many, in a precision and by a strategy that its "
+      "options name.\n\ndevice: \"cpu\", \"cuda\", or of a single one \"cuda:1\"; accelerator: "
+      "the same in Lightning's words, also \"gpu\" and \"auto\". devices: how many, \"auto\" or "
+      "-1, or a list of GPUs; num_nodes: hosts with so many each. precision: \"bf16-mixed\" or "
+      "by weft train's names, also 16, 32, 64. strategy: a name or StrategyOptions. collectives: "
+      "\"nccl\" or \"exact\".\nOf 16-mixed, loss_scale: \"dynamic\", \"none\", or a number that "
+      "stays; a dynamic one begins at initial_loss_scale, grows after loss_scale_window steps "
+      "without an infinity by loss_scale_growth, and after loss_scale_hysteresis infinities "
+      "shrinks by loss_scale_backoff, to no less than min_loss_scale.\nOf fp8, fp8_scaling: "
+      "\"current\" or \"delayed\", by the last fp8_history steps; fp8_margin: powers of two kept "
+      "free above the largest magnitude; fp8_level: \"O1\" to \"O3\". accumulation: whose matrix "
+      "products. tf32_rounding: \"truncate\" or \"nearest\".\ngradient_accumulation_steps: "
+      "rounds of accumulate() in a step. split_batches: a loader's batch is that of all devices, "
+      "not of each. state_dict_type: of save(), \"full\" or \"sharded\". loggers, callbacks: one "
+      "or several, of log() and call().");
   using O = train::FabricOptions;
   define_init<O>(
       fabric,
       std::tuple_cat(shared_fields(),
                      std::tuple(Field{"gradient_accumulation_steps", &O::accumulate},
                                 Field{"loggers", &O::loggers}, Field{"callbacks", &O::callbacks})));
+  bind_collectives(m, fabric);
+  bind_steps(m, fabric);
+  bind_logging(fabric);
+  m.def("from_environment", &from_environment, "options"_a,
+        "The options of a Fabric or a Trainer, a dict, with what WEFT_DEVICE, WEFT_DEVICES, "
+        "WEFT_NUM_NODES, WEFT_PRECISION, WEFT_STRATEGY and WEFT_STATE_DICT_TYPE say of them: "
+        "Fabric(**from_environment(devices=2)). Throws Error naming a variable that cannot be "
+        "read.");
   fabric.def("launch", &launch<Fabric>, kLaunchText)
       .def_prop_ro("device", &Fabric::device)
       .def_prop_ro("global_rank", &Fabric::rank)
+      .def_prop_ro("local_rank", &Fabric::local_rank, "Among the ranks of this host.")
       .def_prop_ro("world_size", &Fabric::size)
       .def_prop_ro("is_global_zero", &Fabric::is_main)
+      .def_prop_ro("data_size", &Fabric::data_size, "Ranks that take different samples.")
+      .def_prop_ro("data_rank", &Fabric::data_rank, "This one's number among them.")
+      .def_prop_ro("data_devices", &Fabric::data_devices,
+                   "Devices that take different samples, threads of dp among them.")
+      .def(
+          "init_module",
+          [](const Fabric&, bool empty_init) {
+            return std::make_unique<HeldContext>([empty_init]() -> std::shared_ptr<void> {
+              return empty_init ? std::make_shared<nn::MetaScope>() : nullptr;
+            });
+          },
+          "empty_init"_a = false,
+          "`with fabric.init_module():` around what makes a model, which setup() moves to the "
+          "device and casts. empty_init: without memory, which setup() takes, for weights that "
+          "load() is to fill.")
+      .def("to_device", &to_device_of, "obj"_a,
+           "A model, which is moved and returned, or tensors, in tuples, lists and dicts, on the "
+           "Fabric's device.")
+      .def(
+          "autocast",
+          [](Fabric& self) {
+            return std::make_unique<HeldContext>([&self] {
+              return std::shared_ptr<void>(new train::PrecisionScope(self.autocast()));
+            });
+          },
+          nb::keep_alive<0, 1>(),
+          "`with fabric.autocast():` operations outside of a model run in the precision; model(x) "
+          "and backward() do by themselves.")
       .def(
           "setup",
           [](Fabric& self, nb::handle_t<nn::Module> model, const nb::args& optimizers) {
@@ -299,55 +558,26 @@ void bind_fabric(nb::module_ m) {
           Unlocked(), "The only model on x in the precision asked for, as model(x).")
       .def(
           "forward",
-          [](Fabric& self, nn::Module& model, const Tensor& x) { return self.forward(model, x); },
-          "model"_a, "x"_a, Unlocked(), "A model that was set up, on x.")
-      .def(
-          "forward",
           [](Fabric& self, nn::Module& model, const nb::callable& function) {
-            const nb::gil_scoped_release unlocked;
-            return self.forward(model,
-                                std::function<Tensor()>([&] { return tensor_of(function); }));
+            return forward_of(self, model, function);
           },
           "model"_a, "function"_a,
-          "What function() returns, a tensor, called as model(x) would be: for methods of a model "
-          "that was set up. An Error under dp and pipeline, which run model(x) alone.")
+          "What function() returns, a tensor, or tensors in tuples, lists and dicts, called as "
+          "model(x) would be: for methods of a model that was set up. An Error under dp and "
+          "pipeline, which run model(x) alone.")
+      .def(
+          "forward",
+          [](Fabric& self, nb::handle_t<nn::Module> model, const nb::args& arguments,
+             const nb::kwargs& options) { return forward_of(self, model, arguments, options); },
+          "model"_a, "arguments"_a, "options"_a,
+          "model(x), or with other arguments, of a model that was set up; with a parallel head the "
+          "logits of some classes.")
       .def(
           "cross_entropy",
           [](Fabric& self, const Tensor& logits, const Tensor& labels, double label_smoothing) {
             return self.cross_entropy(logits, labels, {.label_smoothing = label_smoothing});
           },
           "logits"_a, "labels"_a, "label_smoothing"_a = 0.0, Unlocked())
-      .def("backward", &Fabric::backward, "loss"_a, Unlocked(),
-           "The gradients of the mean of all ranks' losses.")
-      .def(
-          "accumulate",
-          [](Fabric& self, nn::Module& model) {
-            return std::make_unique<HeldContext>(
-                [&self, &model] { return self.accumulate(model); });
-          },
-          "model"_a, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
-          "`with fabric.accumulate(model):` around the body of a loop of which "
-          "gradient_accumulation_steps rounds are one step.")
-      .def(
-          "no_backward_sync",
-          [](Fabric& self, nn::Module& model, bool enabled) {
-            return std::make_unique<HeldContext>(
-                [&self, &model, enabled] { return self.no_backward_sync(model, enabled); });
-          },
-          "model"_a, "enabled"_a = true, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
-          "`with` it, backward() leaves the model's gradients on their rank, where they add up.")
-      .def(
-          "log",
-          [](Fabric& self, const std::string& name, const Operand& value, int64_t step) {
-            self.log(name, number_of(value), step);
-          },
-          "name"_a, "value"_a, "step"_a, "A number to each of the loggers, on rank 0 alone.")
-      .def(
-          "log_dict",
-          [](Fabric& self, const nb::dict& metrics, int64_t step) {
-            self.log_dict(values_of(metrics), step);
-          },
-          "metrics"_a, "step"_a, "The same of several.")
       .def(
           "call",
           [](const Fabric& self, const std::string& hook_name, const nb::args& arguments,
@@ -357,67 +587,50 @@ void bind_fabric(nb::module_ m) {
           "hook_name"_a, "arguments"_a, "options"_a,
           "Calls the method of that name of those callbacks that have it: call(\"on_epoch_end\", "
           "epoch=3).")
-      .def("clip_gradients", &Fabric::clip_gradients, "optimizer"_a, "max_norm"_a, Unlocked())
-      .def(
-          "step",
-          [](Fabric& self, optim::Optimizer& optimizer, double gradient_scale) {
-            return self.step(optimizer, gradient_scale);
-          },
-          "optimizer"_a, "gradient_scale"_a = 1.0, Unlocked(),
-          "False, on all ranks, when a gradient was infinite on one and the step was skipped.")
-      .def(
-          "all_reduce",
-          [](const Fabric& self, const Tensor& x) {
-            const Tensor mean = ops::clone(detach(x));
-            self.all_reduce(mean);
-            return mean;
-          },
-          "x"_a, Unlocked(), "The mean over all ranks.")
-      .def("all_gather", &Fabric::all_gather, "x"_a, Unlocked(), "[ranks, ...]: every rank's x.")
-      .def("broadcast", &Fabric::broadcast, "x"_a, "source"_a = 0, Unlocked(), "In place.")
-      .def("barrier", &Fabric::barrier, Unlocked())
-      .def_prop_ro("scaler", &Fabric::scaler, nb::rv_policy::reference_internal,
-                   "Of 16-mixed, a GradScaler; in other precisions it is not enabled. save() and "
-                   "load() take it.")
-      .def("gather_for_metrics", &Fabric::gather_for_metrics, "x"_a, Unlocked(),
-           "[samples, ...]: the rows of all ranks, each sample of a loader's batch once.")
       .def(
           "setup_dataloader",
-          [](const Fabric& self, nb::handle_t<data::Loader> loader) {
-            self.setup_dataloader(nb::cast<data::Loader&>(loader));
+          [](const Fabric& self, nb::handle_t<data::Loader> loader, bool use_distributed_sampler) {
+            self.setup_dataloader(nb::cast<data::Loader&>(loader), use_distributed_sampler);
             return nb::borrow(loader);
           },
-          "loader"_a, "From here on the loader gives this rank's share.")
+          "loader"_a, "use_distributed_sampler"_a = true,
+          "From here on the loader gives this rank's share. use_distributed_sampler=False: all of "
+          "it, on this rank's device, for a loader that knows of the ranks by itself.")
       .def(
           "setup_dataloader",
-          [](const Fabric& self, data::TensorLoader& loader) {
-            return std::unique_ptr<TensorShares>(new TensorShares(self.share(loader)));
+          [](const Fabric& self, data::TensorLoader& loader, bool use_distributed_sampler) {
+            return std::unique_ptr<TensorShares>(
+                new TensorShares(self.share(loader, use_distributed_sampler)));
           },
-          "loader"_a, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
-          "An iterator of this rank's share.")
+          "loader"_a, "use_distributed_sampler"_a = true, nb::keep_alive<0, 1>(),
+          nb::keep_alive<0, 2>(), "An iterator of this rank's share.")
       .def(
           "setup_dataloader",
-          [](nb::handle_t<Fabric> self, nb::handle loader) { return share_batches(self, loader); },
-          "loader"_a,
+          [](nb::handle_t<Fabric> self, nb::handle loader, bool use_distributed_sampler) {
+            return share_batches(self, loader, use_distributed_sampler);
+          },
+          "loader"_a, "use_distributed_sampler"_a = true,
           "An iterable of this rank's share of any iterable's batches: tensors and NumPy's arrays, "
           "in tuples, lists and dicts, of which a first dimension counts the samples; other leaves "
           "stay as they are. It has to give the same on every rank. Each batch needs memory of its "
           "own: one is read ahead.")
       .def(
           "setup_dataloaders",
-          [](nb::handle_t<Fabric> self, const nb::args& loaders) {
+          [](nb::handle_t<Fabric> self, const nb::args& loaders, bool use_distributed_sampler) {
             nb::list all;
-            for (nb::handle loader : loaders) all.append(self.attr("setup_dataloader")(loader));
+            for (nb::handle loader : loaders) {
+              all.append(self.attr("setup_dataloader")(loader, use_distributed_sampler));
+            }
             return one_or_all(nb::tuple(all));
           },
-          "loaders"_a, "setup_dataloader() of each.")
+          "loaders"_a, "use_distributed_sampler"_a = true, "setup_dataloader() of each.")
       .def(
           "save",
-          [](Fabric& self, const std::string& path, const std::optional<nb::dict>& state) {
+          [](Fabric& self, const io::Path& path, const std::optional<nb::dict>& state) {
             std::optional<States> states;
             if (state) states.emplace(*state);
             const nb::gil_scoped_release unlocked;
-            states ? self.save(path, states->get()) : self.save(path);
+            states ? self.save(path.string(), states->get()) : self.save(path.string());
           },
           "path"_a, "state"_a = nb::none(),
           "The whole model as a safetensors file, written by rank 0; or any state, a dict of "
@@ -425,8 +638,21 @@ void bind_fabric(nb::module_ m) {
           "JSON holds, and objects with state_dict() and load_state_dict(). Every rank calls it. A "
           "TypeError names the key and the type of what cannot be saved.")
       .def(
+          "async_save",
+          [](Fabric& self, const io::Path& path, const nb::dict& state,
+             const std::optional<std::function<void()>>& then) {
+            const States states(state);
+            const nb::gil_scoped_release unlocked;
+            self.async_save(path.string(), states.get(), then.value_or(nullptr));
+          },
+          "path"_a, "state"_a, "then"_a = nb::none(),
+          "save() of a state; a sharded one is copied, and written while training goes on. It is "
+          "complete after a step of an optimizer, the next save or wait_for_save(), whatever comes "
+          "first, which raises what went wrong. Rank 0 then calls then().")
+      .def("wait_for_save", &Fabric::wait_for_save, Unlocked(), "Until async_save() is complete.")
+      .def(
           "load",
-          [](Fabric& self, const std::string& path, const std::optional<nb::dict>& state) {
+          [](Fabric& self, const io::Path& path, const std::optional<nb::dict>& state) {
             std::vector<std::string> left;
             std::optional<States> states;
             const auto ask = [&](const Fabric::StateKinds& kinds) {
@@ -435,8 +661,8 @@ void bind_fabric(nb::module_ m) {
             };
             {
               const nb::gil_scoped_release unlocked;
-              if (state) left = self.load_by_kinds(path, ask);
-              if (!state) self.load(path);
+              if (state) left = self.load_by_kinds(path.string(), ask);
+              if (!state) self.load(path.string());
             }
             return states ? states->finish(std::move(left)) : left;
           },
@@ -444,7 +670,12 @@ void bind_fabric(nb::module_ m) {
           "What save() has left, into the objects of the dict, by load_state_dict() of those that "
           "are not Weft's own; its other values are replaced. Returns the names in the file that "
           "were not asked for.")
-      .def("seed_everything", &Fabric::seed_everything, "seed"_a)
+      .def(
+          "seed_everything",
+          [](const Fabric& self, uint64_t seed, bool) { self.seed_everything(seed); }, "seed"_a,
+          "workers"_a = true,
+          "Weights of all ranks from one seed, dropout of each from its own stream: call it first. "
+          "workers: a loader draws by its own seed, epoch and sample in any case.")
       .def("print", [](const Fabric& self, const nb::args& arguments, const nb::kwargs& options) {
         if (self.is_main()) nb::module_::import_("builtins").attr("print")(*arguments, **options);
       });

@@ -1,12 +1,109 @@
 // What Fabric and the Trainer are told alike, and how they begin.
 #pragma once
 
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/variant.h>
 
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/runtime.h"
 #include "python/options.h"
 #include "train/fabric.h"
 
 namespace weft::python {
+
+/// Lightning's word for the device: "cpu", "cuda", "gpu" or "auto", a GPU where there is one.
+struct Accelerator {
+  std::string* device;
+  void operator=(const std::optional<std::string>& given) const {
+    if (!given) return;
+    std::string name = *given == "gpu" ? "cuda" : *given;
+    if (name == "auto") name = runtime::device_count() > 0 ? "cuda" : "cpu";
+    WEFT_CHECK(name == "cpu" || name == "cuda",
+               "accelerator: expected cpu, cuda, gpu or auto, got \"{}\"", *given);
+    WEFT_CHECK(*device == "cpu" || parse_device(*device).type == parse_device(name).type,
+               "accelerator: expected one of accelerator and device, got {} and {}", *given,
+               *device);
+    if (*device == "cpu") *device = name;
+  }
+};
+template <>
+struct Conversion<Accelerator> {
+  using Argument = std::optional<std::string>;
+  static Argument to_python(const Accelerator&) { return {}; }
+  static Argument from_python(Argument argument) { return argument; }
+};
+
+/// A name, or its short form as a number.
+struct PrecisionName {
+  std::string* precision;
+  void operator=(const std::variant<std::string, int>& given) const {
+    const int* const bits = std::get_if<int>(&given);
+    *precision = bits ? std::to_string(*bits) : std::get<std::string>(given);
+  }
+};
+template <>
+struct Conversion<PrecisionName> {
+  using Argument = std::variant<std::string, int>;
+  static Argument to_python(const PrecisionName& name) { return *name.precision; }
+  static Argument from_python(Argument argument) { return argument; }
+};
+
+/// "dynamic", "none", or a scale that stays.
+struct LossScale {
+  train::NumericsOptions* numerics;
+  void operator=(const std::variant<std::string, double>& given) const {
+    const double* const fixed = std::get_if<double>(&given);
+    if (fixed) {
+      numerics->loss_scale.init_scale = *fixed;
+      numerics->loss_scale_is_fixed = true;
+      return;
+    }
+    const auto& name = std::get<std::string>(given);
+    WEFT_CHECK(name == "dynamic" || name == "none",
+               "loss_scale: expected \"dynamic\", \"none\" or a number, got \"{}\"", name);
+    numerics->loss_scale.enabled = name == "dynamic";
+  }
+};
+template <>
+struct Conversion<LossScale> {
+  using Argument = std::variant<std::string, double>;
+  static Argument to_python(const LossScale&) { return "dynamic"; }
+  static Argument from_python(Argument argument) { return argument; }
+};
+
+template <>
+struct Names<Fp8Options::Scaling> {
+  static constexpr const char* kOption = "fp8_scaling";
+  static constexpr std::initializer_list<std::pair<const char*, Fp8Options::Scaling>> kAll = {
+      {"current", Fp8Options::Scaling::kCurrent}, {"delayed", Fp8Options::Scaling::kDelayed}};
+};
+template <>
+struct Names<kernels::Tf32> {
+  static constexpr const char* kOption = "tf32_rounding";
+  static constexpr std::initializer_list<std::pair<const char*, kernels::Tf32>> kAll = {
+      {"truncate", kernels::Tf32::kTruncate}, {"nearest", kernels::Tf32::kNearest}};
+};
+
+/// Several objects, one without a list, or None.
+template <class T>
+struct OneOrSeveral {
+  using All = std::vector<std::shared_ptr<T>>;
+  using Argument = std::optional<std::variant<All, std::shared_ptr<T>>>;
+  static Argument to_python(const All&) { return {}; }
+  static All from_python(Argument argument) {
+    if (!argument) return {};
+    auto* const one = std::get_if<std::shared_ptr<T>>(&*argument);
+    return one ? All{std::move(*one)} : std::get<All>(std::move(*argument));
+  }
+};
+template <>
+struct Conversion<std::vector<std::shared_ptr<train::Logger>>> : OneOrSeveral<train::Logger> {};
 
 /// 4, -1, "auto" or [0, 2].
 template <>
@@ -42,12 +139,28 @@ struct Conversion<kernels::Accumulation> {
 inline auto shared_fields() {
   using O = train::FabricOptions;
   using N = decltype(O::numerics);
+  using S = optim::GradScalerOptions;
   return std::tuple_cat(
-      std::tuple(Field{"device", &O::device}, Field{"devices", &O::devices},
-                 Field{"num_nodes", &O::num_nodes}, Field{"precision", &O::precision},
+      std::tuple(Field{"device", &O::device},
+                 Field{"accelerator", [](O& o) { return Accelerator{&o.device}; }},
+                 Field{"devices", &O::devices}, Field{"num_nodes", &O::num_nodes},
+                 Field{"precision", [](O& o) { return PrecisionName{&o.precision}; }},
                  Field{"strategy", &O::strategy}, Field{"collectives", &O::collectives}),
-      fields_of(&O::numerics, std::tuple(Field{"accumulation", &N::accumulation},
-                                         Field{"fp8_level", &N::fp8_level})),
+      fields_of(
+          &O::numerics,
+          std::tuple_cat(
+              fields_of(&N::loss_scale, std::tuple(Field{"initial_loss_scale", &S::init_scale},
+                                                   Field{"loss_scale_window", &S::growth_interval},
+                                                   Field{"loss_scale_growth", &S::growth_factor},
+                                                   Field{"loss_scale_backoff", &S::backoff_factor},
+                                                   Field{"loss_scale_hysteresis", &S::hysteresis},
+                                                   Field{"min_loss_scale", &S::min_scale})),
+              std::tuple(Field{"loss_scale", [](N& n) { return LossScale{&n}; }}),
+              fields_of(&N::fp8, std::tuple(Field{"fp8_scaling", &Fp8Options::scaling},
+                                            Field{"fp8_history", &Fp8Options::history},
+                                            Field{"fp8_margin", &Fp8Options::margin})),
+              std::tuple(Field{"fp8_level", &N::fp8_level}, Field{"accumulation", &N::accumulation},
+                         Field{"tf32_rounding", &N::tf32_rounding}))),
       std::tuple(Field{"split_batches", &O::split_batches},
                  Field{"state_dict_type", &O::state_dict_type}));
 }

@@ -11,6 +11,7 @@
 #include "python/named_tensors.h"
 #include "python/train/batches.h"
 #include "python/train/fabric.h"
+#include "train/config.h"
 #include "train/trainer/early_stopping.h"
 #include "train/trainer/model_checkpoint.h"
 #include "train/trainer/trainer.h"
@@ -18,6 +19,9 @@
 #include "train/trainer/weight_averaging.h"
 
 namespace weft::python {
+
+template <>
+struct Conversion<std::vector<std::shared_ptr<train::Callback>>> : OneOrSeveral<train::Callback> {};
 
 /// A count, or a fraction.
 template <>
@@ -28,6 +32,30 @@ struct Conversion<train::Limit> {
   }
   static train::Limit from_python(const Argument& argument) {
     return std::visit([](auto given) { return train::Limit(given); }, argument);
+  }
+};
+
+/// Seconds, a timedelta, or a text as on the command line. Throws Error for another one.
+template <>
+struct Conversion<std::optional<std::chrono::duration<double>>> {
+  using Seconds = std::chrono::duration<double>;
+  using Argument = std::optional<std::variant<Seconds, double, std::string>>;
+  static Argument to_python(const std::optional<Seconds>& time) {
+    return time ? Argument(*time) : Argument();
+  }
+  static std::optional<Seconds> from_python(const Argument& argument) {
+    if (!argument) return {};
+    const auto* const text = std::get_if<std::string>(&*argument);
+    if (!text) {
+      const auto* const seconds = std::get_if<double>(&*argument);
+      return seconds ? Seconds(*seconds) : std::get<Seconds>(*argument);
+    }
+    const std::optional<double> seconds = train::parse_duration(*text);
+    WEFT_CHECK(seconds,
+               "a time: expected seconds, a timedelta, \"90s\", \"10m\", \"2h\", \"1d\" or "
+               "\"DD:HH:MM:SS\", got \"{}\"",
+               *text);
+    return Seconds(*seconds);
   }
 };
 

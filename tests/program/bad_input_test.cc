@@ -58,6 +58,11 @@ TEST_CASE("Mistakes in train's command line exit with 2") {
   check_train_error("--data imagenet", 2,
                     "unknown data 'imagenet': expected builtin, cifar10:DIR, folder:DIR");
   check_train_error("--data folder:", 2, "expected a directory after the colon");
+  check_train_error("--strategy --devices 2", 2, "--strategy: expected a value, got --devices");
+  check_train_error("--wrap --strategy fsdp", 2, "--wrap: expected a value, got --strategy");
+  check_train_error("--precision --max-steps 1", 2,
+                    "--precision: expected a value, got --max-steps");
+  check_train_error("--max-steps 1 --max-steps 2", 2, "--max-steps: expected once, got 2 times");
   check_train_error("--epochs 0", 2,
                     "epochs: expected a positive number, or -1 for no limit, got 0");
   check_train_error("--batch-size -4", 2, "batch-size: expected a positive number, got -4");

@@ -21,6 +21,9 @@ TEST_CASE("Mistakes in the command line exit with 2 and name the word") {
   check_error(run_weft("inspect a b"), 2, "b");
   check_error(run_weft("inspect a --jason"), 2, "--jason");
   check_error(run_weft("diff a"), 2, "B is required");
+  check_error(run_weft("kernels chek"), 2,
+              "expected one of list, check, bench, report, sass, new, got \"chek\"; did you mean "
+              "\"check\"?");
 }
 
 TEST_CASE("Help is printed on standard output") {

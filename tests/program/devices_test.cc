@@ -82,6 +82,9 @@ TEST_CASE("trap: resuming at another world size, under another strategy") {
   const json config = json::parse(read_file(last + "/state.json")).at("state").at("config");
   CHECK(config.at("devices") == 2);
   CHECK(config.at("strategy") == "ddp");
+  // As at a first start, so that no launcher repeats it.
+  check_error(run_weft("train --resume " + step + " --devices 3 --strategy ddp"), 2,
+              "4 micro-batches do not make a tree on 3 devices");
 }
 
 TEST_CASE("trap: schedules must not end N times too early") {
@@ -109,6 +112,12 @@ TEST_CASE("settings of ranks that cannot be are usage errors") {
   check_error(run_weft(ignored + "--strategy fastest"), 2, "unknown strategy \"fastest\"");
   check_error(run_weft(ignored + "--devices 3 --deterministic-reduce"), 2,
               "8 micro-batches do not make a tree on 3 devices");
+  check_error(run_weft(ignored + "--devices 3 --strategy tp --model vit_lite"), 2,
+              "3 ranks do not divide 4 heads");
+  check_error(run_weft(ignored + "--devices 3 --strategy tp --recipe gpt-quick"), 2,
+              "3 ranks do not divide");
+  check_error(run_weft(ignored + "--devices 90 --strategy pipeline --model vit_lite"), 2,
+              "90 stages cannot be made of");
   check_error(run_weft("train --devices 2 --max-restarts 1"), 2, "--max-restarts needs --output");
   CHECK(!std::filesystem::exists(scratch("none")));
 }

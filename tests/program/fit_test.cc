@@ -190,6 +190,40 @@ TEST_CASE("Limits are counts or fractions, of training and of validation") {
   CHECK(events_of(text, "validation").size() == 3);
 }
 
+TEST_CASE("Validation batches may be tried before anything is trained") {
+  make_colour_folders("sanity/train", 12, 16, 16);
+  make_colour_folders("sanity/val", 2, 16, 16);
+  std::filesystem::resize_file(scratch("sanity/val/red/001.png"), 60);
+  for (const bool is_tried : {false, true}) {
+    const Outcome outcome = run_weft(
+        "train --json --batch-size 2 --model resnet8 --epochs 1 --limit-batches 3 --data "
+        "folder:" +
+        scratch("sanity") + " --output " + fresh_scratch("sanity_run") +
+        (is_tried ? " --num-sanity-val-steps -1" : ""));
+    INFO(outcome.err);
+    CHECK(outcome.code == 1);
+    CHECK_THAT(outcome.err, Contains("001.png: damaged PNG"));
+    CHECK(events_of(parse_lines(outcome.out), "step").size() == (is_tried ? 0 : 3));
+  }
+}
+
+TEST_CASE("Validation batches that were tried leave no trace") {
+  const std::string data = GENERATE(as<std::string>(), kText, images());
+  INFO(data);
+  const std::string settings = "--epochs 1 --limit-batches 5 --limit-val-batches 3 ";
+  run_train("sane", data + settings + "--num-sanity-val-steps 2");
+  run_train("unasked", data + settings);
+  CHECK(diff_weights("sane", "unasked") == 0);
+  const auto rows = parse_lines(read_file(scratch("sane") + "/metrics.jsonl"));
+  const auto others = parse_lines(read_file(scratch("unasked") + "/metrics.jsonl"));
+  REQUIRE(rows.size() == others.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (const char* name : {"step", "loss/step", "loss/validation", "accuracy/validation"}) {
+      CHECK(rows[i].value(name, json()) == others[i].value(name, json()));
+    }
+  }
+}
+
 TEST_CASE("Ranks average, stop and rank their states together") {
   const std::string settings =
       "--epochs 2 --limit-batches 4 --val-check-interval 2 --ema 0.5 --early-stopping=9 "
@@ -232,6 +266,8 @@ TEST_CASE("What these settings cannot be is said by name") {
   fails("--limit-val-batches half", 2,
         "limit-val-batches: expected a count, 10, or a fraction, 0.1, got \"half\"");
   fails("--val-check-interval 0", 2, "val-check-interval: expected a positive count or a fraction");
+  fails("--num-sanity-val-steps -2", 2,
+        "num-sanity-val-steps: expected a number of batches, or -1 for all, got -2");
   fails("--early-stopping=-1", 2, "early-stopping: must not be negative, got -1");
   fails("--min-delta 0.1", 2, "min-delta: 0.1 is what --early-stopping takes for an improvement");
   fails("--save-top-k=-2", 2, "save-top-k: expected a number of checkpoints, or -1 for all");

@@ -156,6 +156,13 @@ TEST_CASE("hosts in a file are mpirun's, for a training that starts ranks") {
                 expected);
   }
   if (!has_mpirun()) WEFT_SKIP("ranks under mpirun: there is none of the MPI of this build");
+  const std::string empty = scratch("no_hosts");
+  std::ofstream(empty) << "\n";
+  for (const std::string& command : {"launch --devices 2 --hosts " + empty + " -- true",
+                                     "train --devices 2 --hosts " + empty + " --output " +
+                                         scratch("none") + " " + tiny("--epochs 1")}) {
+    check_error(run_weft(command), 1, empty + ": expected a host on each line");
+  }
   run_train("with_hosts", tiny("--epochs 1 --devices 2 --hosts " + file));
   run_train("without_hosts", tiny("--epochs 1 --devices 2"));
   CHECK(diff_weights("with_hosts", "without_hosts") == 0);
@@ -204,6 +211,30 @@ TEST_CASE("a training goes on with the ranks that are left, from its last checkp
   CHECK(outcome.code == 0);
   CHECK_THAT(outcome.err, Contains("restart 1 of 1, on 1 ranks"));
   CHECK_THAT(outcome.out, Contains("{\"event\":\"done\""));
+}
+
+TEST_CASE("a training goes on with as many of the ranks that are left as its strategy takes") {
+  const std::string run = fresh_scratch("divided");
+  const Outcome outcome = train_with_killed_rank(
+      run, "--json --max-restarts 2 --min-devices 2 " +
+               tiny("--epochs 30 --devices 4 --strategy hsdp --shard-size 2 --save-every 2"));
+  INFO(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.err, Contains("restart 1 of 2, on 2 ranks: shard-size 2 does not divide 3") &&
+                              !Contains("restart 2 of 2"));
+  CHECK_THAT(outcome.out, Contains("{\"event\":\"done\""));
+}
+
+TEST_CASE("a training that no number of the ranks that are left can go on with ends") {
+  const Outcome outcome = train_with_killed_rank(
+      fresh_scratch("undivided"),
+      "--max-restarts 2 --min-devices 3 " +
+          tiny("--epochs 1000 --devices 4 --strategy tp --tensor-parallel 2 --save-every 2"));
+  INFO(outcome.err);
+  CHECK(outcome.code == 128 + 9);
+  CHECK_THAT(outcome.err, Contains("cannot be started again on 3 ranks: tensor-parallel 2 does not "
+                                   "divide 3 devices") &&
+                              !Contains("restart 1 of 2"));
 }
 
 TEST_CASE("a training takes up ranks that are added") {

@@ -48,6 +48,12 @@ TEST_CASE("a sharded run goes on elsewhere with the bits of a full one on one ra
         run_weft("eval --checkpoint " + scratch("full")).out);
   const std::string one = scratch("one.safetensors"), many = fresh_scratch("many");
   must_run("consolidate " + run + " " + one);
+  must_run("consolidate " + run + " " + one + " --state model");
+  for (const std::string& from : {run, scratch("full")}) {
+    check_error(run_weft("consolidate " + from + " " + scratch("foo.safetensors") + " --state foo"),
+                1, "a run's checkpoint has one model: expected model, or no --state, got \"foo\"");
+  }
+  CHECK(!std::filesystem::exists(scratch("foo.safetensors")));
   CHECK(run_weft("diff " + one + " " + weights("full")).code == 0);
   const Outcome spread = run_weft("consolidate " + last + " " + many + " --max-shard-size 1MB");
   INFO(spread.out << spread.err);

@@ -91,7 +91,7 @@ TEST_CASE("a run goes on from tp to a pipeline to one device, with the state of 
   CHECK(events_of(third, "epoch").empty());
 }
 
-TEST_CASE("strategies that cannot be are usage errors, models that cannot be cut are errors") {
+TEST_CASE("strategies that cannot be, and models that they cannot cut, are usage errors") {
   const std::string ignored = "train --output " + scratch("none") + " ";
   check_error(run_weft(ignored + "--devices 4 --strategy tp --tensor-parallel 3"), 2,
               "tensor-parallel 3 does not divide 4 devices");
@@ -109,7 +109,7 @@ TEST_CASE("strategies that cannot be are usage errors, models that cannot be cut
                          const std::string& text) {
     const Outcome outcome = run_weft(ignored + tiny("--epochs 1 --devices " + how, model));
     INFO(outcome.err);
-    CHECK(outcome.code == 1);
+    CHECK(outcome.code == 2);
     CHECK_THAT(outcome.err, Contains(text));
   };
   fails("3 --strategy tp", "vit_lite", "3 ranks do not divide 4 heads");

@@ -149,7 +149,8 @@ TEST_CASE("predict and eval take weights instead of a checkpoint") {
   // So do weights that stay in the file until their layer runs.
   const std::string map = scratch("map.json");
   std::ofstream(map) << R"({"": "disk", "encoder.ln": "cpu", "heads": "cpu"})";
-  for (const std::string& places : {std::string("auto --max-memory cpu=1MB"), map}) {
+  for (const std::string& places :
+       {std::string("auto --max-memory cpu=1MB"), map, std::string("disk"), std::string("cpu")}) {
     const std::string arguments = " --device-map " + places + " --weights ";
     const Outcome spread = run_weft("predict --json --top 5" + arguments + ours + " " + image);
     CHECK_THAT(spread.err, Contains(" layers on "));
@@ -163,7 +164,18 @@ TEST_CASE("predict and eval take weights instead of a checkpoint") {
   };
   fails("--device-map auto --max-memory cpu=1KB", 1,
         "cpu may take 1.0 KB of memory, but the layer");
-  fails("--device-map auto", 2, "--device-map auto and --max-memory need each other");
+  // Without budgets they go by the memory that there is, of which there is enough here.
+  const Outcome alone =
+      run_weft("predict --json --device-map auto --weights " + ours + " " + image);
+  CHECK(alone.code == 0);
+  CHECK_THAT(alone.err, Contains(" layers on ") && !Contains("disk"));
+  fails("--max-memory cpu=1MB", 2, "--max-memory needs --device-map auto");
+  fails("--device-map cpu --max-memory cpu=1MB", 2,
+        "--max-memory is for --device-map auto, not for cpu");
+  fails(
+      "--device-map aut --max-memory cpu=1MB", 1,
+      "there is no file \"aut\"; expected auto, cpu, disk, cuda:N, a GPU's number or a JSON file; "
+      "did you mean \"auto\"?");
   fails("--device-map auto --max-memory cpu", 2, "--max-memory: \"cpu\": expected DEVICE=SIZE");
   fails("--device-map " + map + " --device cpu", 2, "--device excludes --device-map");
   fails("--device-map none.json", 1, "none.json");

@@ -76,6 +76,10 @@ void read_fsdp(io::Section section, ConfigFile& file) {
   set("cpu_offload", section.boolean("fsdp_offload_params"), "fsdp_offload_params");
   set("checkpoint_activations", section.boolean("fsdp_activation_checkpointing"),
       "fsdp_activation_checkpointing");
+  section.known({"fsdp_ignored_modules"});
+  if (section.has("fsdp_ignored_modules")) {
+    section.fail("fsdp_ignored_modules", "null: every module is sharded");
+  }
   if (const auto type = section.choice(
           "fsdp_state_dict_type", {"FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"})) {
     set("state_dict_type", *type == "FULL_STATE_DICT" ? "full" : "sharded", "fsdp_state_dict_type");
@@ -100,6 +104,7 @@ void read_deepspeed_config(io::Section section, ConfigFile& file) {
       file.set(key, value, inner.path + ": " + inner.keys.at(key));
     }
     file.batch = inner.batch;
+    file.defaults = inner.defaults;
     file.notes.insert(file.notes.end(), inner.notes.begin(), inner.notes.end());
   }
   const auto set = [&](const char* key, const auto& value, const char* its) {
@@ -157,13 +162,26 @@ void read_parallelism(io::Section& all, const char* key) {
 void read_launcher(io::Section& all, ConfigFile& file) {
   io::Section mpirun = all.section("mpirun_config");
   for (io::Section* section : {&mpirun, &all}) {  // older files have it at the top
-    if (const auto hosts = section->text("mpirun_hostfile")) file.hostfile = *hosts;
+    if (const auto hosts = section->text("mpirun_hostfile")) {
+      file.hostfile = *hosts;
+      file.keys["hosts"] = "mpirun_hostfile";
+    }
     ignore(file, section->known({"mpirun_ccl"}), "Weft's own collectives add");
   }
   mpirun.finish();
   file.machines = all.whole_number("num_machines").value_or(1);
   if (file.machines < 1) all.fail("num_machines", "1 or more");
-  if (all.boolean("use_cpu").value_or(false)) file.device = "cpu";
+  if (file.machines > 1) {
+    const bool is_named = !file.hostfile.empty();
+    file.notes.push_back(
+        fmt::format("num_machines: {} hosts, {}", file.machines,
+                    is_named ? "which mpirun_hostfile names"
+                             : "to be named by --hosts, or each with a launcher of its own"));
+  }
+  if (all.boolean("use_cpu").value_or(false)) {
+    file.device = "cpu";
+    file.keys["device"] = "use_cpu";
+  }
   ignore(file,
          all.known({"machine_rank", "main_process_ip", "main_process_port", "rdzv_backend",
                     "same_network", "gpu_ids", "enable_cpu_affinity", "main_training_function",

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/device.h"
 #include "core/error.h"
 #include "io/checked_json.h"
 #include "io/files.h"
@@ -90,7 +91,9 @@ std::string dialect_of(const nlohmann::json& values) {
 }  // namespace
 
 nlohmann::json parse_values(const std::string& path) {
-  const std::string text = io::read_text(path);
+  const io::MappedFile file(path);  // too large a one is refused unread
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
+                              file.bytes().size());
   const size_t first = text.find_first_not_of(" \t\r\n");
   const bool is_json =
       path.ends_with(".json") || (first != std::string::npos && text[first] == '{');
@@ -99,20 +102,32 @@ nlohmann::json parse_values(const std::string& path) {
 
 void read_own(const nlohmann::json& values, ConfigFile& file) {
   const nlohmann::json usual = to_json(Config());
+  const std::map<std::string, std::string*> places = {{"device", &file.device},
+                                                      {"hosts", &file.hostfile}};
   std::vector<std::string> names;
   for (const auto& [key, value] : usual.items()) names.push_back(option_name(key));
+  for (const auto& [key, text] : places) names.push_back(key);
   for (const auto& [name, value] : values.items()) {
     std::string key = name;
     std::ranges::replace(key, '-', '_');
-    WEFT_CHECK(usual.contains(key), "{}: unknown key {}{}", file.path, io::quote(name),
-               io::did_you_mean(name, names));
+    const auto place = places.find(key);
+    WEFT_CHECK(place != places.end() || usual.contains(key), "{}: unknown key {}{}", file.path,
+               io::quote(name), io::did_you_mean(name, names));
     WEFT_CHECK(!file.keys.contains(key), "{}: the key \"{}\" is there twice", file.path, name);
     if (value.is_null()) continue;
-    if (key == "devices" && (value == "auto" || value == -1)) {
+    if (place != places.end()) {
+      file.keys[key] = name;
+      *place->second = as_type_of("", value, file, key).get<std::string>();
+    } else if (key == "devices" && (value == "auto" || value == -1)) {
       file.set_all_devices(name);
     } else {
       file.set(key, value, name);
     }
+  }
+  try {
+    if (!file.device.empty()) parse_device(file.device);
+  } catch (const Error& error) {
+    WEFT_FAIL("{}: key \"device\": {}", file.path, error.what());
   }
 }
 

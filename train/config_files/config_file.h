@@ -1,6 +1,7 @@
 // Settings of a run from a file, by our names or by those of others:
 //
-//   ours        YAML or JSON: the command line's names without their dashes, "batch-size: 32"
+//   ours        YAML or JSON: the command line's names without their dashes, "batch-size: 32",
+//               and where the run happens: "device: cuda", "hosts: FILE"
 //   Accelerate  the YAML that `accelerate config` writes
 //   DeepSpeed   the JSON of deepspeed.initialize()
 //
@@ -31,10 +32,14 @@ struct ConfigFile {
   nlohmann::json settings = nlohmann::json::object();  // by the keys of to_json(Config)
   std::map<std::string, std::string> keys;  // by the same: the file's key, "bf16.enabled"
   std::vector<std::string> notes;
+  /// Of a file of DeepSpeed's that names an optimizer: DeepSpeed's own values, by the same, of what
+  /// optimizer, scheduler and clipping leave out. What is "auto" there somebody else says.
+  nlohmann::json defaults = nlohmann::json::object();
   BatchRule batch;
   /// Whether the settings' lr is the scheduler's: DeepSpeed gives it to any optimizer.
   bool is_lr_of_schedule = false;
-  // Where a run happens, which is no setting of it. Empty: not said.
+  // Where a run happens, which is no setting of it. Empty: not said. Their keys are those of
+  // devices, device and hosts.
   std::string devices;   // "auto": all that there are; a number is among the settings
   std::string device;    // "cpu"
   std::string hostfile;  // mpirun's
@@ -55,7 +60,8 @@ struct ConfigFile {
   }
 };
 
-/// Throws Error naming the file, the key, its value and what was expected.
+/// Throws Error naming the file, the key, its value and what was expected; for YAML of more than 1
+/// MiB and for JSON of more than 32, too.
 ConfigFile read_config_file(const std::string& path);
 /// The same of a file's contents.
 ConfigFile read_config(const nlohmann::json& values, const std::string& name);

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "optim/deepspeed_schedule.h"
 #include "tests/json_damage.h"
+#include "tests/memory_limit.h"
 #include "train/config_files/dialects.h"
 #include "train/config_yaml.h"
 #include "train/optimization.h"
@@ -157,6 +158,14 @@ TEST_CASE("our own names, in YAML and JSON") {
   }
   CHECK(read("empty.yaml", "").settings.empty());
   CHECK(read("empty.json", "{}").settings.empty());
+  // Where a run happens is no setting of it.
+  const ConfigFile place = read("place.yaml", "device: cuda:1\nhosts: nodes.txt\nepochs: 2");
+  CHECK(place.dialect == "weft");
+  CHECK(place.device == "cuda:1");
+  CHECK(place.hostfile == "nodes.txt");
+  CHECK(place.settings == json{{"epochs", 2}});
+  CHECK(place.keys.at("hosts") == "hosts");
+  CHECK(read("place.yaml", "device: null").device.empty());
 }
 
 TEST_CASE("an Accelerate file of FSDP, and one for mpirun") {
@@ -178,8 +187,17 @@ TEST_CASE("an Accelerate file of FSDP, and one for mpirun") {
   CHECK(mpi.hostfile == "/root/hostfile");
   CHECK(mpi.machines == 4);
   CHECK(mpi.device == "cpu");
+  CHECK(mpi.keys.at("device") == "use_cpu");
+  CHECK(mpi.keys.at("hosts") == "mpirun_hostfile");
   CHECK(read("fsdp.yaml", kAccelerateFsdp).device.empty());
   CHECK_THAT(mpi.notes.at(0), Contains("mpirun_config.mpirun_ccl"));
+  CHECK_THAT(mpi.notes.at(1), Contains("num_machines: 4 hosts, which mpirun_hostfile names"));
+  const std::string modules = "distributed_type: FSDP\nfsdp_config:\n  fsdp_ignored_modules: ";
+  CHECK(read("modules.yaml", modules + "null").notes.empty());
+  CHECK_THROWS_WITH(
+      read("modules.yaml", modules + "head"),
+      Contains("modules.yaml: key \"fsdp_config.fsdp_ignored_modules\": expected null: "
+               "every module is sharded, got \"head\""));
   const std::vector<std::tuple<std::string, std::string, json>> lines = {
       {"fsdp_sharding_strategy: 4", "strategy", "hsdp"},
       {"fsdp_sharding_strategy: NO_SHARD", "strategy", "ddp"},
@@ -366,6 +384,34 @@ TEST_CASE("what a DeepSpeed file leaves out has DeepSpeed's own value where Deep
   CHECK(deepspeed_config(read("o.json", R"({"optimizer": {"type": "SGD",
       "params": {"momentum": 0.5}}})"))
             .momentum == 0.5);
+}
+
+TEST_CASE("a DeepSpeed file that names an optimizer leaves the rest of it to DeepSpeed") {
+  const auto defaults = [](const std::string& text) { return read("o.json", text).defaults; };
+  CHECK(defaults(R"({"optimizer": {"type": "SGD", "params": {"lr": 0.1}}})") ==
+        json{{"momentum", 0},
+             {"nesterov", false},
+             {"betas", {0.9, 0.999}},
+             {"eps", 1e-8},
+             {"weight_decay", 0},
+             {"clip_norm", 0},
+             {"schedule", "constant"},
+             {"warmup", 0}});
+  CHECK(defaults(R"({"optimizer": {"type": "Muon"}})").at("lr") == 0.02);
+  // What is auto there is somebody else's.
+  CHECK(defaults(R"({"gradient_clipping": "auto", "scheduler": {"type": "WarmupLR"},
+      "optimizer": {"type": "AdamW",
+                    "params": {"lr": "auto", "weight_decay": "auto", "betas": "auto",
+                               "eps": 1e-6}}})") == json{{"momentum", 0}, {"nesterov", false}});
+  for (const char* none : {R"({"train_batch_size": 8})", R"({"fp16": {}, "optimizer": {}})"}) {
+    CHECK(defaults(none).empty());
+  }
+  write_file("inner.json", R"({"optimizer": {"type": "SGD", "params": {"momentum": 0.5}}})");
+  const ConfigFile outer = read("outer.yaml",
+                                "distributed_type: DEEPSPEED\ndeepspeed_config:\n"
+                                "  deepspeed_config_file: inner.json\n");
+  CHECK(outer.defaults.at("weight_decay") == 0);
+  CHECK_FALSE(outer.defaults.contains("momentum"));
 }
 
 TEST_CASE("keys of DeepSpeed's and Accelerate's files that change little here") {
@@ -568,6 +614,9 @@ TEST_CASE("what is wrong is named: file, key, value, what was expected") {
       {"a.yaml", "flip: 1", "key \"flip\": expected true or false, got 1"},
       {"a.yaml", "lr: [1]", "key \"lr\": expected a number, got [1]"},
       {"a.yaml", "model: true", "key \"model\": expected a text, got true"},
+      {"a.yaml", "device: gpu", "key \"device\": unknown device \"gpu\": expected cpu"},
+      {"a.yaml", "hosts: [a, b]", "key \"hosts\": expected a text, got [\"a\",\"b\"]"},
+      {"a.yaml", "host: nodes.txt", "unknown key \"host\"; did you mean \"hosts\"?"},
       {"a.yaml", "freeze: [1]", "key \"freeze\": expected a list of texts, got [1]"},
       {"a.yaml", "seed: -1", "key \"seed\": expected a whole number, 0 or more, got -1"},
       {"a.yaml", "epochs: 1\nepochs: 2", "line 2: the key \"epochs\" is there twice"},
@@ -622,11 +671,25 @@ TEST_CASE("what is wrong is named: file, key, value, what was expected") {
     }
   }
   try {
-    read("lengthy.yaml", "? " + lengthy + "\n: 1\n? " + lengthy + "\n: 2\n");
+    const std::string key = lengthy.substr(0, 1 << 18);
+    read("lengthy.yaml", "? " + key + "\n: 1\n? " + key + "\n: 2\n");
     FAIL("no error");
   } catch (const Error& error) {
     CHECK(std::string(error.what()).size() < 700);
   }
+}
+
+TEST_CASE("a file that is too large is refused before it costs memory or time") {
+  const std::string most(size_t{1} << 20, '#');
+  CHECK(read("most.yaml", most).settings.empty());
+  CHECK_THROWS_WITH(read("large.yaml", most + "#"),
+                    Contains("large.yaml: 1048577 bytes of YAML, at most 1048576 are read"));
+  const std::string path = write_file("huge.json", "{");
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  std::filesystem::resize_file(path, kBytes);
+  const tests::AddressSpaceLimit once(kBytes + kBytes / 2);
+  CHECK_THROWS_WITH(read_config_file(path),
+                    Contains("huge.json: 268435456 bytes of JSON, at most 33554432 are read"));
 }
 
 TEST_CASE("a file cut at any byte is read or is an error that names it") {

@@ -35,7 +35,32 @@ std::string optimizer_named(const std::string& type, io::Section& params) {
   return name;
 }
 
-void read_optimizer(io::Section section, ConfigFile& file) {
+/// DeepSpeed's own values, under an optimizer by our name.
+Config own_values(const std::string& optimizer) {
+  Config usual = {
+      .weight_decay = 0, .momentum = 0, .clip_norm = 0, .schedule = "constant", .warmup = 0};
+  if (optimizer == "muon") {
+    usual.lr = 0.02;
+    usual.momentum = 0.95;
+  }
+  return usual;
+}
+
+/// Of what a file leaves out that names an optimizer.
+void set_defaults(const io::Section& all, const io::Section& params, ConfigFile& file) {
+  const nlohmann::json usual = to_json(own_values(file.settings.at("optimizer")));
+  const auto set = [&](const char* key, bool is_there) {
+    if (!is_there) file.defaults[key] = usual.at(key);
+  };
+  for (const char* key : {"momentum", "nesterov", "betas", "eps", "weight_decay"}) {
+    set(key, params.names(key));
+  }
+  set("lr", params.names("lr") || params.names("muon_lr"));
+  set("clip_norm", params.names("max_grad_norm") || all.names("gradient_clipping"));
+  for (const char* key : {"schedule", "warmup"}) set(key, all.names("scheduler"));
+}
+
+void read_optimizer(const io::Section& all, io::Section section, ConfigFile& file) {
   const auto type = section.choice("type", {"Adam", "AdamW", "SGD", "Lamb", "Muon"});
   io::Section params = section.section("params");
   if (type) file.set("optimizer", optimizer_named(*type, params), section.path_of("type"));
@@ -70,6 +95,7 @@ void read_optimizer(io::Section section, ConfigFile& file) {
   note(file, params.known({"torch_adam"}), "there is one Adam here");
   params.known({"adam_w_mode"});
   params.finish();
+  if (type) set_defaults(all, params, file);
   section.known({"legacy_fusion"});
   section.finish();
 }
@@ -273,7 +299,7 @@ std::vector<std::string> read_deepspeed(const nlohmann::json& values, ConfigFile
   file.batch = {.total = positive("train_batch_size"),
                 .micro = positive("train_micro_batch_size_per_gpu"),
                 .accumulation = positive("gradient_accumulation_steps")};
-  if (all.has("optimizer")) read_optimizer(all.section("optimizer"), file);
+  if (all.has("optimizer")) read_optimizer(all, all.section("optimizer"), file);
   if (all.has("scheduler")) read_scheduler(values.at("scheduler"), file);
   file.set("clip_norm", all.number("gradient_clipping"), "gradient_clipping");
   read_precision(all.section("fp16"), all.section(all.has("bf16") ? "bf16" : "bfloat16"), file);
@@ -334,13 +360,7 @@ std::vector<std::string> read_deepspeed(const nlohmann::json& values, ConfigFile
 }
 
 Config deepspeed_config(const ConfigFile& file) {
-  Config usual = {
-      .weight_decay = 0, .momentum = 0, .clip_norm = 0, .schedule = "constant", .warmup = 0};
-  if (file.settings.value("optimizer", "") == "muon") {
-    usual.lr = 0.02;
-    usual.momentum = 0.95;
-  }
-  return with_file(usual, file);
+  return with_file(own_values(file.settings.value("optimizer", "")), file);
 }
 
 }  // namespace weft::train

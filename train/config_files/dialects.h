@@ -3,14 +3,16 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "train/config_files/config_file.h"
 
 namespace weft::train {
 
-/// A YAML document, by the core schema of YAML 1.2, as JSON. Throws Error naming file and line.
-nlohmann::json parse_yaml(const std::string& file, const std::string& text);
+/// A YAML document of at most 1 MiB, by the core schema of YAML 1.2, as JSON. Throws Error naming
+/// file and line.
+nlohmann::json parse_yaml(const std::string& file, std::string_view text);
 /// The contents of a file, YAML or JSON. Throws Error as above.
 nlohmann::json parse_values(const std::string& path);
 

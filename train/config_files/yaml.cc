@@ -10,6 +10,8 @@
 namespace weft::train {
 namespace {
 
+/// yaml-cpp takes some 240 bytes for a byte of text, before there is a node to count.
+constexpr size_t kMostBytes = size_t{1} << 20;
 /// Aliases make a small text large.
 constexpr int kMostNodes = 10'000, kDeepest = 32;
 
@@ -82,9 +84,11 @@ class Converter {
 
 }  // namespace
 
-nlohmann::json parse_yaml(const std::string& file, const std::string& text) {
+nlohmann::json parse_yaml(const std::string& file, std::string_view text) {
+  WEFT_CHECK(text.size() <= kMostBytes, "{}: {} bytes of YAML, at most {} are read", file,
+             text.size(), kMostBytes);
   try {
-    return Converter(file).convert(YAML::Load(text));
+    return Converter(file).convert(YAML::Load(std::string(text)));
   } catch (const YAML::Exception& error) {
     WEFT_FAIL("{}: line {}: expected YAML: {}", file, error.mark.line + 1, error.msg);
   }

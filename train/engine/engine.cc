@@ -76,7 +76,7 @@ void Engine::backward(const Tensor& loss) {
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
-  return boundary_.value_or((micro_steps_ + 1) % config_.accumulate == 0);
+  return boundary_.value_or(micro_steps_of_step_ + 1 == config_.accumulate);
 }
 
 void Engine::step() {
@@ -184,8 +184,11 @@ std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& direc
   } catch (const Error& error) {
     WEFT_FAIL("engine: {}: {}", path, error.what());
   }
+  // A checkpoint lies at a boundary: what has begun of a step is dropped.
+  local_.reset();
   optimizer_->zero_grad();
   has_gradients_ = false;
+  micro_steps_of_step_ = 0;
   return LoadedCheckpoint{path, client};
 }
 

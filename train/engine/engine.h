@@ -103,9 +103,9 @@ class Engine {
   /// caller's state counts. Throws Error naming a place that cannot be written, or a tag that is no
   /// name of a file.
   void save_checkpoint(const std::string& directory, EngineCheckpoint checkpoint = {});
-  /// Goes on from it, on any number of ranks and under any stage; without a tag from the latest.
-  /// Nothing where the directory has no `latest`. Throws Error naming a checkpoint that is missing,
-  /// damaged or of another model.
+  /// Goes on from it, on any number of ranks, under any stage and accumulation; without a tag from
+  /// the latest. Drops what has begun of a step. Nothing where the directory has no `latest`.
+  /// Throws Error naming a checkpoint that is missing, damaged or of another model.
   std::optional<LoadedCheckpoint> load_checkpoint(const std::string& directory,
                                                   std::string tag = {});
 

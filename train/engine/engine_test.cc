@@ -75,14 +75,16 @@ Json config(int64_t devices, Json more = Json::object()) {
 /// Steps `begin` to `end`.
 void run(Engine& engine, int64_t begin, int64_t end) {
   const int64_t size = engine.train_micro_batch_size_per_gpu();
+  const int64_t count = engine.gradient_accumulation_steps();
+  const Fabric& fabric = engine.fabric();
   for (int64_t step = begin; step < end; ++step) {
-    for (int64_t micro = 0; micro < engine.gradient_accumulation_steps(); ++micro) {
-      CHECK(engine.is_gradient_accumulation_boundary() == (micro == 1));
-      const int64_t first = 4 * micro + size * engine.fabric().data_rank();
+    for (int64_t micro = 0; micro < count; ++micro) {
+      CHECK(engine.is_gradient_accumulation_boundary() == (micro + 1 == count));
+      const int64_t first = size * (micro * fabric.data_devices() + fabric.data_rank());
       const auto [x, labels] = rows(step, first, first + size);
       engine.backward(ops::cross_entropy(engine(x), labels));
       engine.step();
-      CHECK(engine.was_step_applied() == (micro == 1));
+      CHECK(engine.was_step_applied() == (micro + 1 == count));
     }
   }
 }
@@ -149,6 +151,54 @@ TEST_CASE("every stage of ZeRO on two ranks takes the steps of one") {
     run(engine, 3, 4);
     CHECK(distance(weights_of(*model), weights_of(*alone)) < 1e-6);
   }
+}
+
+TEST_CASE("a checkpoint goes on under another accumulation, the same batch on other ranks") {
+  const auto micro_batches = [](int64_t size, int64_t count) {
+    return Json{{"train_micro_batch_size_per_gpu", size}, {"gradient_accumulation_steps", count}};
+  };
+  const auto alone = make_model();
+  Engine one(*alone, config(1));
+  run(one, 0, 4);
+  const std::string directory = fresh("accumulation");
+  dist::run_ranks(2, [&](dist::Communicator& c) {
+    const auto model = make_model();
+    Engine engine(*model, config(2, micro_batches(4, 1)),
+                  {.world = {&c, [](dist::Communicator*) {}}});
+    run(engine, 0, 3);
+    engine.save_checkpoint(directory);
+  });
+  // After three micro-batches a count of all of them would end a step in the middle of a batch.
+  for (const auto& [size, count] : {std::pair(4, 2), {2, 4}, {8, 1}}) {
+    INFO(count << " micro-batches of " << size);
+    const auto model = make_model();
+    Engine engine(*model, config(1, micro_batches(size, count)));
+    REQUIRE(engine.load_checkpoint(directory));
+    CHECK(engine.micro_steps() == 3);
+    run(engine, 3, 4);
+    CHECK(engine.global_steps() == 4);
+    CHECK(distance(weights_of(*model), weights_of(*alone)) < 1e-6);
+  }
+}
+
+TEST_CASE("a load drops what has begun of a step") {
+  const auto whole = make_model();
+  Engine engine(*whole, config(1));
+  run(engine, 0, 4);
+  const std::string directory = fresh("interrupted");
+  const auto model = make_model();
+  Engine interrupted(*model, config(1));
+  run(interrupted, 0, 2);
+  interrupted.save_checkpoint(directory);
+  const auto [x, labels] = rows(7, 0, 4);
+  interrupted.backward(ops::cross_entropy(interrupted(x), labels));
+  interrupted.step();
+  interrupted(x);
+  REQUIRE(interrupted.load_checkpoint(directory));
+  CHECK_FALSE(interrupted.is_gradient_accumulation_boundary());
+  CHECK_NOTHROW(interrupted.save_checkpoint(directory));
+  run(interrupted, 2, 4);
+  CHECK(distance(weights_of(*whole), weights_of(*model)) == 0);
 }
 
 TEST_CASE("an engine that goes on from its checkpoint ends with the same bits") {

@@ -262,6 +262,9 @@ TEST_CASE("loading costs the file's pages once, and no copy") {
 TEST_CASE("checksums are verified without the file's pages in memory, which come when used") {
   if (!reset_peak()) WEFT_SKIP("peak memory: /proc/self/clear_refs cannot be written");
   constexpr int64_t kNumel = 16 * kMiB, kBytes = 4 * kNumel;
+  // What is read as mapped lies at the file's beginning and end, and the system may map as much as
+  // a large page, 2 MiB, around each.
+  constexpr int64_t kMapped = 2 * 2 * kMiB + kMiB;
   const io::Path ours = scratch("summed.safetensors"), theirs = scratch("summed.pth");
   io::write_safetensors(ours, {{"w", Tensor::full({kNumel}, 1.5)}});
   {
@@ -278,7 +281,7 @@ TEST_CASE("checksums are verified without the file's pages in memory, which come
     ::malloc_trim(0);
     Tensor w;
     const Growth reading = growth_of([&] { w = read_pretrained(path).state.at(0).second; });
-    CHECK(reading.peak < 2 * kMiB);
+    CHECK(reading.peak < kMapped);
     REQUIRE(w.numel() == kNumel);
     double sum = 0;
     const Growth using_it = growth_of([&] {

@@ -375,6 +375,12 @@ class ImageRun : public Callback {
     report_.step(place(), figures);
   }
 
+  void on_sanity_check_start(Trainer&, TrainingModule&) override {
+    const int64_t asked = p_.config.num_sanity_val_steps;
+    measure_with_progress(
+        "sanity check", asked < 0 ? p_.validation_batches : std::min(asked, p_.validation_batches));
+  }
+  void on_sanity_check_end(Trainer&, TrainingModule&) override { end_measuring(); }
   void on_validation_start(Trainer&, TrainingModule&) override {
     if (progress_) images_per_second_ = progress_->images_per_second();
     measure_with_progress("validation", p_.validation_batches);

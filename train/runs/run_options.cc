@@ -5,8 +5,12 @@
 #include <optional>
 #include <utility>
 
+#include "dist/plan/model_layout.h"
 #include "dist/strategy/strategy_kind.h"
 #include "io/json_field.h"
+#include "models/gpt_names.h"
+#include "models/registry.h"
+#include "nn/meta.h"
 #include "train/checkpoint.h"
 #include "train/trainer/early_stopping.h"
 #include "train/trainer/weight_averaging.h"
@@ -83,6 +87,21 @@ Config resumed_config(const RunOptions& options) {
   return config;
 }
 
+void check_model_is_shared(const Config& config) {
+  dist::Sharing sharing = sharing_of(config);
+  const bool is_cut = sharing.tensor > 1 || sharing.stages > 1;
+  if (!is_cut || config.model == kGpt2) return;
+  sharing.cuts_head = false;
+  const nn::MetaScope meta;  // its form needs no memory
+  std::unique_ptr<nn::Module> model;
+  if (is_of_text(config)) {
+    model = std::make_unique<models::Gpt>(models::gpt_config(config.model));
+  } else {
+    model = models::make_model(config.model);
+  }
+  dist::layout_of(*model, model->structure(), sharing);
+}
+
 int64_t global_batch_of(const Config& config) {
   if (config.global_batch_size > 0) return config.global_batch_size;
   return config.batch_size * sharing_of(config).data_devices();
@@ -93,7 +112,7 @@ TrainerOptions trainer_options(const Config& config, const RunOptions& options) 
       .fabric = fabric_options(config, options.device),
       .max_epochs = epoch_limit(config),
       .val_check_interval = config.val_check_interval,
-      .num_sanity_val_steps = 0,
+      .num_sanity_val_steps = config.num_sanity_val_steps,
       .accumulate_grad_batches = config.accumulate,
       .gradient_clip_val = config.clip_norm,
       .track_grad_norm = config.loss_scale != "none",

@@ -47,6 +47,11 @@ struct RunResult {
 /// global batch stays as large as it was.
 Config resumed_config(const RunOptions& options);
 
+/// Throws Error naming what of the model cannot be shared out by tensor parallelism or a pipeline:
+/// heads that so many devices do not divide, too few segments. Of a model that its weights describe
+/// this shows when they are read, of a parallel head when the data's classes are known.
+void check_model_is_shared(const Config& config);
+
 /// Images or windows that all ranks take together.
 int64_t global_batch_of(const Config& config);
 

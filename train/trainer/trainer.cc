@@ -36,6 +36,7 @@ void check_positive(const char* option, int64_t value) {
 Trainer::Trainer(TrainerOptions options) : options_(std::move(options)), fabric_(options_.fabric) {
   constexpr int64_t kNoLimit = -1;
   if (options_.max_epochs == kNoLimit) options_.max_epochs.reset();
+  if (options_.max_steps == kNoLimit) options_.max_steps.reset();
   WEFT_CHECK(options_.fabric.accumulate == 1,
              "trainer: set accumulate_grad_batches instead of Fabric's accumulate, got {}",
              options_.fabric.accumulate);
@@ -48,7 +49,7 @@ Trainer::Trainer(TrainerOptions options) : options_(std::move(options)), fabric_
   WEFT_CHECK(!options_.max_time || options_.max_time->count() > 0,
              "max_time: expected a positive duration, got {} s", options_.max_time->count());
   options_.limit_train_batches.check("limit_train_batches");
-  options_.limit_val_batches.check("limit_val_batches");
+  if (!options_.limit_val_batches.is_zero()) options_.limit_val_batches.check("limit_val_batches");
   options_.limit_test_batches.check("limit_test_batches");
   options_.limit_predict_batches.check("limit_predict_batches");
   options_.val_check_interval.check("val_check_interval");
@@ -185,7 +186,7 @@ void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& trai
                     const std::optional<BatchSource>& validation, bool continues) {
   train_ = train.share(fabric_);
   train_batches_ = options_.limit_train_batches.of(train_->per_epoch(), "limit_train_batches");
-  if (validation) {
+  if (validation && !options_.limit_val_batches.is_zero()) {
     validation_ = validation->share(fabric_);
     validation_batches_ =
         options_.limit_val_batches.of(validation_->per_epoch(), "limit_val_batches");

@@ -57,12 +57,12 @@ struct TrainerOptions {
 
   // When it ends: whatever comes first. One of them has to be given.
   std::optional<int64_t> max_epochs = {};  // -1: no limit, as where it is left out
-  std::optional<int64_t> max_steps = {};   // of the optimizer
+  std::optional<int64_t> max_steps = {};   // of the optimizer; -1: no limit
   /// Of this fit and of those that it continues.
   std::optional<std::chrono::duration<double>> max_time = {};
 
   Limit limit_train_batches = 1.0;  // of an epoch, on each rank
-  Limit limit_val_batches = 1.0;
+  Limit limit_val_batches = 1.0;    // 0: a fit has no validations
   Limit limit_test_batches = 1.0;
   Limit limit_predict_batches = 1.0;
   /// Training batches, of an epoch, from validation to validation; with accumulation the step at

@@ -223,6 +223,9 @@ TEST_CASE("several labels of a sample, pairs, and text are learnt likewise") {
 TEST_CASE("hooks come in their order, and limits are counts or fractions") {
   CHECK(hooks_of({.max_epochs = 1, .limit_train_batches = 2, .limit_val_batches = 1}) ==
         "fit(sanity() train(epoch(b0* save b1* val() )epoch save )train )fit");
+  CHECK(hooks_of(
+            {.max_epochs = 1, .max_steps = -1, .limit_train_batches = 2, .limit_val_batches = 0}) ==
+        "fit(train(epoch(b0* save b1* )epoch save )train )fit");
   CHECK(hooks_of({.max_epochs = 1,
                   .limit_train_batches = 0.8,
                   .val_check_interval = 3,
@@ -601,7 +604,8 @@ TEST_CASE("what cannot work is said by name") {
   refused({}, "say when to stop");
   refused({.max_epochs = -1}, "say when to stop");
   refused({.max_epochs = 0}, "max_epochs: expected a positive number, got 0");
-  refused({.max_steps = -1}, "max_steps: expected a positive number, got -1");
+  refused({.max_steps = -1}, "say when to stop");
+  refused({.max_steps = -2}, "max_steps: expected a positive number, got -2");
   refused({.max_time = 0s}, "max_time");
   refused({.max_epochs = 1, .limit_train_batches = 0},
           "limit_train_batches: expected a positive count or a fraction in (0, 1], got 0");

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -17,11 +18,14 @@
 #include <fstream>
 #include <iterator>
 #include <sstream>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include "core/error.h"
 #include "dist/comm/processes/local_ranks.h"
 #include "dist/comm/processes/mpi.h"
+#include "io/quote.h"
 
 namespace weft::dist {
 namespace {
@@ -145,10 +149,10 @@ namespace {
 /// A file that holds a number of ranks, looked at while the ranks run.
 class RanksFile {
  public:
-  explicit RanksFile(const std::string& path) : path_(path), ranks_(read()) {
+  explicit RanksFile(const std::string& path) : path_(path), text_(read()), ranks_(number(text_)) {
     is_outdated = false;
     if (path.empty()) return;
-    WEFT_CHECK(ranks_ > 0, "{}: expected a number of ranks", path);
+    WEFT_CHECK(ranks_ > 0, "{}", fault());
     thread_ = std::thread([this] { watch(); });
   }
   ~RanksFile() {
@@ -165,17 +169,38 @@ class RanksFile {
 
  private:
   static constexpr std::chrono::milliseconds kInterval{200};
+  static constexpr int kMost = 1 << 16;  // as of --devices
+  static constexpr const char* kSpace = " \t\r\n";
 
-  int read() const {
+  /// Its beginning, without the space around it.
+  std::string read() const {
+    char text[64] = {};
+    std::ifstream(path_).read(text, sizeof(text) - 1);
+    const std::string_view all = text;
+    const size_t begin = std::min(all.find_first_not_of(kSpace), all.size());
+    return std::string(all.substr(begin, all.find_last_not_of(kSpace) + 1 - begin));
+  }
+  /// 0 for a text that is none.
+  static int number(const std::string& text) {
     int ranks = 0;
-    std::ifstream(path_) >> ranks;
-    return ranks;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, ranks);
+    return error == std::errc() && rest == end && ranks > 0 && ranks <= kMost ? ranks : 0;
+  }
+  std::string fault() const {
+    return fmt::format("{}: expected a number of ranks from 1 to {}, got {}", path_, kMost,
+                       io::quote(text_));
   }
   void watch() {
-    while (!ends_) {
+    for (std::string before = text_; !ends_;) {
       std::this_thread::sleep_for(kInterval);
-      const int ranks = read();
-      if (ranks <= 0 || ranks == ranks_) continue;  // or it is being written
+      std::string text = read();
+      const bool is_whole = std::exchange(before, text) == text;  // else it may be being written
+      if (!is_whole || text == text_) continue;
+      text_ = std::move(text);
+      const int ranks = number(text_);
+      if (ranks == 0) fmt::print(stderr, "weft: {}; the run goes on as it is\n", fault());
+      if (ranks == 0 || ranks == ranks_) continue;
       ranks_ = ranks;
       is_outdated = true;
       if (const pid_t whom = running; whom != 0) ::kill(whom, stop_signal);
@@ -183,6 +208,7 @@ class RanksFile {
   }
 
   const std::string path_;
+  std::string text_;  // the latest that was looked at, of the thread alone
   std::atomic<int> ranks_;
   std::atomic<bool> ends_ = false;
   std::thread thread_;
@@ -216,15 +242,16 @@ class StopsRanks {
   struct sigaction before_[std::size(kSignals)] = {};
 };
 
-/// The first host of an mpirun's file.
+/// The first host of an mpirun's file; without one this host.
 std::string first_host(const std::string& hostfile) {
+  if (hostfile.empty()) return "127.0.0.1";
   std::ifstream file(hostfile);
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
     std::string host;
     if (words >> host && host[0] != '#') return host.substr(0, host.find(':'));
   }
-  return "127.0.0.1";
+  WEFT_FAIL("launch: {}: expected a host on each line, \"node1 slots=4\", got none", hostfile);
 }
 
 /// Where ranks of several hosts meet. After a restart it is the next port: at the last one a rank 0
@@ -255,10 +282,11 @@ Ended start(const LaunchOptions& options, const std::vector<std::string>& progra
                      program);
   }
   std::vector<std::string> words = mpirun_command(options);
+  const std::string host = first_host(options.hostfile);
   if (restarts > 0 || !options.as_rank.empty()) words.emplace_back("env");
   if (restarts > 0) words.push_back(fmt::format("{}={}", kRestartVariable, restarts));
   if (!options.as_rank.empty()) {
-    const MeetingPoint meeting = meeting_point({.address = first_host(options.hostfile)});
+    const MeetingPoint meeting = meeting_point({.address = host});
     words.insert(words.end(),
                  {"MASTER_ADDR=" + meeting.address, fmt::format("MASTER_PORT={}", meeting.port)});
     words.insert(words.end(), options.as_rank.begin(), options.as_rank.end());
@@ -268,10 +296,38 @@ Ended start(const LaunchOptions& options, const std::vector<std::string>& progra
   return {code, is_lost(code)};
 }
 
+/// How a run is started.
+struct Start {
+  int ranks = 0;
+  std::vector<std::string> command;
+  std::string reason = {};  // ": ", and why it is not on the first number of ranks that was tried
+};
+
+/// On the first of these numbers of ranks that it can be on. Throws Error that says what is in the
+/// way of the first of them, where none will do.
+Start start_on(const std::vector<int>& numbers, const RestartCommand& command) {
+  std::string reason;
+  for (const int ranks : numbers) {
+    try {
+      return {ranks, command(ranks), reason};
+    } catch (const std::exception& error) {
+      if (reason.empty()) reason = fmt::format(": {}", error.what());
+    }
+  }
+  WEFT_FAIL("on {} ranks{}{}", numbers[0], numbers.size() > 1 ? " or fewer" : "", reason);
+}
+
+/// most, most - 1, ..., least
+std::vector<int> down(int most, int least) {
+  std::vector<int> numbers;
+  for (int n = most; n >= least; --n) numbers.push_back(n);
+  return numbers;
+}
+
 }  // namespace
 
 int launch(const LaunchOptions& asked, const std::vector<std::string>& command,
-           const std::function<std::vector<std::string>(int)>& restart_command) {
+           const RestartCommand& restart_command) {
   WEFT_CHECK(!command.empty(), "launch: no command to run");
   WEFT_CHECK(asked.ranks > 0, "launch: the number of ranks must be positive, got {}", asked.ranks);
   WEFT_CHECK(asked.host >= 0 && asked.host < asked.hosts,
@@ -279,36 +335,52 @@ int launch(const LaunchOptions& asked, const std::vector<std::string>& command,
   WEFT_CHECK(asked.min_ranks <= asked.ranks,
              "launch: the ranks that have to be left must be at most {}, got {}", asked.ranks,
              asked.min_ranks);
+  const RestartCommand again = restart_command ? restart_command : [&](int) { return command; };
   LaunchOptions options = asked;
   Ended ended;
   {
     const StopsRanks stops(options.stop_signal);
     RanksFile wanted(options.ranks_file);
-    int restarts = 0;
+    Start next = {options.ranks, command};
+    int left = options.ranks, restarts = 0;
     for (int starts = 0;; ++starts) {
-      const bool is_again = starts > 0 && restart_command;
-      ended = start(options, is_again ? restart_command(options.ranks) : command, starts);
+      options.ranks = next.ranks;
+      ended = start(options, next.command, starts);
       if (ended.code == 0 || is_stopping) break;
-      if (wanted.take_change(options.ranks)) {
-        fmt::print(stderr, "weft: {} says {}: going on with so many ranks\n", options.ranks_file,
-                   options.ranks);
-        continue;
-      }
-      // 2 is a mistake in the command line, 130 an interruption: neither gets better by repeating.
-      const bool is_final = ended.code == 2 || ended.code == 130;
-      if (is_final || restarts == options.max_restarts) break;
-      if (options.min_ranks > 0) {
-        options.ranks -= ended.lost;
-        if (options.ranks < options.min_ranks) {
+      try {
+        if (wanted.take_change(left)) {
+          std::vector<int> numbers = down(left, 1);
+          numbers.push_back(options.ranks);
+          next = start_on(numbers, again);
+          const bool is_as_asked = next.ranks == left;
+          fmt::print(stderr, "weft: {} says {}: going on with {} ranks{}\n", options.ranks_file,
+                     left, is_as_asked ? "so many" : std::to_string(next.ranks), next.reason);
+          left = std::max(left, next.ranks);
+          continue;
+        }
+        // 2 is a mistake in the command line, 130 an interruption: neither gets better by
+        // repeating.
+        const bool is_final = ended.code == 2 || ended.code == 130;
+        if (is_final || restarts == options.max_restarts) break;
+        const bool may_shrink = options.min_ranks > 0;
+        if (may_shrink) left -= ended.lost;
+        if (left < options.min_ranks) {
           fmt::print(stderr, "weft: a rank failed (exit code {}); {} are left of at least {}\n",
-                     ended.code, options.ranks, options.min_ranks);
+                     ended.code, left, options.min_ranks);
           break;
         }
+        next = start_on(
+            may_shrink ? down(left, options.min_ranks) : std::vector<int>{options.ranks}, again);
+        ++restarts;
+        fmt::print(stderr, "weft: a rank failed (exit code {}); restart {} of {}{}\n", ended.code,
+                   restarts, options.max_restarts,
+                   may_shrink ? fmt::format(", on {} ranks{}", next.ranks, next.reason) : "");
+      } catch (const Error& error) {
+        fmt::print(stderr,
+                   "weft: the ranks ended with exit code {} and cannot be started again {}\n",
+                   ended.code, error.what());
+        break;
       }
-      ++restarts;
-      fmt::print(stderr, "weft: a rank failed (exit code {}); restart {} of {}{}\n", ended.code,
-                 restarts, options.max_restarts,
-                 options.min_ranks > 0 ? fmt::format(", on {} ranks", options.ranks) : "");
     }
   }
   // Ranks that were still starting when they were asked to stop end by the signal.

@@ -35,12 +35,13 @@ struct LaunchOptions {
 
   // What becomes of a run whose ranks change in number.
   int max_restarts = 0;  // of a run that failed: all its ranks are started again
-  /// The run goes on with the ranks that no signal has ended, while these are at least so many, and
-  /// ends with fewer; 0: it goes on with as many as before. Of mpirun's ranks one is lost at a
-  /// time, as its exit code says.
+  /// The run goes on with the ranks that no signal has ended, or as many of them as it can, while
+  /// these are at least so many, and ends with fewer; 0: it goes on with as many as before. Of
+  /// mpirun's ranks one is lost at a time, as its exit code says.
   int min_ranks = 0;
   /// A file that holds a number of ranks. When it changes the ranks get stop_signal, and as many as
-  /// it says are started, which is no restart of those above. Empty: none.
+  /// it says are started, or as many of them as the run can have, else as many as before; that is
+  /// no restart of those above. What is no number is told on standard error. Empty: none.
   std::string ranks_file = {};
 };
 
@@ -52,11 +53,16 @@ bool has_mpirun();
 /// waiting ranks yield). Throws Error when there is no mpirun, or that of another MPI.
 std::vector<std::string> mpirun_command(const LaunchOptions& options);
 
+/// What a run that is started again is started as, of so many ranks. Throws where it cannot be of
+/// so many.
+using RestartCommand = std::function<std::vector<std::string>(int ranks)>;
+
 /// Runs `command` as ranks and returns the exit code: the first that is not 0, 128 + the number of
-/// a signal that ended mpirun, 130 where a signal asked this process to stop. `restart_command`,
-/// where it is set, says what a run that is started again is started as, of so many ranks; these
-/// find kRestartVariable set (rank_environment.h), the others what this process does.
+/// a signal that ended mpirun, 130 where a signal asked this process to stop. Without a
+/// `restart_command` it is the same at every start. Ranks that are started again find
+/// kRestartVariable set (rank_environment.h), the others what this process does. Throws Error for a
+/// hostfile that names no host.
 int launch(const LaunchOptions& options, const std::vector<std::string>& command,
-           const std::function<std::vector<std::string>(int ranks)>& restart_command = {});
+           const RestartCommand& restart_command = {});
 
 }  // namespace weft::dist

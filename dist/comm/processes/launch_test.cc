@@ -1,6 +1,8 @@
 // Starting ranks and starting them again, whatever mpirun there is.
 #include "dist/comm/processes/launch.h"
 
+#include <fmt/core.h>
+
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstdlib>
@@ -9,8 +11,43 @@
 #include <string>
 #include <thread>
 
+#include "core/error.h"
+#include "tests/captured_stderr.h"
+#include "tests/skip.h"
+
+using namespace weft;
 using namespace weft::dist;
 using Catch::Matchers::Contains;
+
+namespace {
+
+std::string scratch(const std::string& name) {
+  const char* const folder = std::getenv("TEST_TMPDIR");
+  return std::string(folder ? folder : "/tmp") + "/launch_test_" + name;
+}
+
+/// While it lives no mpirun is found: ranks are this host's, and each that is killed counts.
+struct NoMpirun {
+  NoMpirun() { ::setenv("PATH", "/nowhere", 1); }
+  ~NoMpirun() { ::setenv("PATH", before.c_str(), 1); }
+  const std::string before = std::getenv("PATH");
+};
+
+/// Of a program that runs on even numbers of ranks alone, and ends well when it is started again.
+struct EvenRanks {
+  std::vector<int> started = {};
+  RestartCommand command() {
+    return [this](int ranks) -> std::vector<std::string> {
+      WEFT_CHECK(ranks % 2 == 0, "2 does not divide {}", ranks);
+      started.push_back(ranks);
+      return {"/bin/true"};
+    };
+  }
+};
+
+std::vector<std::string> shell(const std::string& script) { return {"/bin/sh", "-c", script}; }
+
+}  // namespace
 
 TEST_CASE("an error leaves this process's signals as they were") {
   struct sigaction before = {}, after = {};
@@ -75,4 +112,84 @@ TEST_CASE("ranks do not take themselves for the task of srun, or the rank, that 
   for (const char* name : of_outer) ::unsetenv(name);
   for (const char* name : others) ::unsetenv(name);
   ::unsetenv("MASTER_ADDR");
+}
+
+TEST_CASE("a run goes on with as many of the ranks that are left as it can have") {
+  const NoMpirun here;
+  const std::vector<std::string> dies = shell("[ $RANK = 1 ] && kill -9 $$; exec /bin/sleep 20");
+  EvenRanks even;
+  int code = -1;
+  const auto run = [&](const LaunchOptions& options) {
+    return captured_stderr([&] { code = launch(options, dies, even.command()); });
+  };
+  const std::string shrunk = run({.ranks = 4, .max_restarts = 2, .min_ranks = 2});
+  CHECK(code == 0);
+  CHECK(even.started == std::vector{2});
+  CHECK_THAT(shrunk, Contains("restart 1 of 2, on 2 ranks: 2 does not divide 3\n"));
+  // What cannot succeed is not started.
+  const std::string ended = run({.ranks = 4, .max_restarts = 2, .min_ranks = 3});
+  CHECK(code == 128 + 9);
+  CHECK(even.started == std::vector{2});
+  CHECK(ended ==
+        "weft: the ranks ended with exit code 137 and cannot be started again on 3 ranks: 2 does "
+        "not divide 3\n");
+  const std::string fixed = run({.ranks = 3, .max_restarts = 2});
+  CHECK(code == 128 + 9);
+  CHECK_THAT(fixed, Contains("cannot be started again on 3 ranks: 2 does not divide 3\n"));
+}
+
+TEST_CASE("of a number of ranks in a file as many are started as the run can have") {
+  const NoMpirun here;
+  const std::string file = scratch("asked");
+  for (const auto& [asked, given] : {std::pair(3, 2), {1, 4}, {6, 6}}) {
+    INFO(asked);
+    std::ofstream(file) << 4;
+    EvenRanks even;
+    int code = -1;
+    const std::string told = captured_stderr([&] {
+      code = launch(
+          {.ranks = 4, .ranks_file = file},
+          shell(fmt::format("[ $RANK = 0 ] && echo {} >{}; exec /bin/sleep 20", asked, file)),
+          even.command());
+    });
+    CHECK(code == 0);
+    CHECK(even.started == std::vector{given});
+    CHECK(told == (asked == given
+                       ? fmt::format("weft: {} says 6: going on with so many ranks\n", file)
+                       : fmt::format("weft: {} says {}: going on with {} ranks: 2 does not "
+                                     "divide {}\n",
+                                     file, asked, given, asked)));
+  }
+}
+
+TEST_CASE("what is no number of ranks in a file is told once, and the run goes on") {
+  const NoMpirun here;
+  const std::string file = scratch("rubbish");
+  const auto expected = [&](const std::string& got) {
+    return file + ": expected a number of ranks from 1 to 65536, got \"" + got + "\"";
+  };
+  std::ofstream(file) << "1\n";
+  int code = -1;
+  const std::string told = captured_stderr([&] {
+    code = launch({.ranks = 1, .ranks_file = file},
+                  shell(fmt::format("echo two >{0}; /bin/sleep 1.5; echo 0 >{0}; /bin/sleep 1.5; "
+                                    ": >{0}; /bin/sleep 1.5",
+                                    file)));
+  });
+  CHECK(code == 0);
+  std::string all;
+  for (const char* got : {"two", "0", ""}) {
+    all += "weft: " + expected(got) + "; the run goes on as it is\n";
+  }
+  CHECK(told == all);
+  std::ofstream(file) << "two";
+  CHECK_THROWS_WITH(launch({.ranks = 1, .ranks_file = file}, {"/bin/true"}), expected("two"));
+}
+
+TEST_CASE("a file that names no host is named") {
+  if (!has_mpirun()) WEFT_SKIP("a file of hosts: there is no mpirun of the MPI of this build");
+  const std::string file = scratch("hosts");
+  std::ofstream(file) << "# none yet\n\n";
+  CHECK_THROWS_WITH(launch({.ranks = 1, .hostfile = file}, {"true"}),
+                    Contains(file + ": expected a host on each line, \"node1 slots=4\", got none"));
 }
