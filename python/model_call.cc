@@ -15,8 +15,6 @@ using train::Fabric;
 /// Why a layer that was cut over ranks, or that computes again, takes no other arguments.
 constexpr const char* kStandIn = "expected one tensor: a function stands in for this layer's own";
 
-std::string type_of(nb::handle object) { return nb::type_name(object.type()).c_str(); }
-
 /// "Net(Tensor, mask=None)".
 std::string text_of(nb::handle model, const nb::args& arguments, const nb::kwargs& options) {
   std::string list;

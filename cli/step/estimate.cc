@@ -309,9 +309,8 @@ int run(Arguments a) {
     fmt::print(
         "\nEach kind of memory at its own peak; peak: all together. gathered: parameters of other "
         "ranks; buckets: gradients on their way.\nAs on the CPU: {} batches of images that are "
-        "ready "
-        "ahead count among the activations, and what a kernel takes for itself is that of one "
-        "thread.\n",
+        "ready ahead count among the activations, and what a kernel takes for itself is that of "
+        "one thread.\n",
         a.step.batches_ahead);
   }
   WEFT_CHECK(holds, "estimate: a peak is more than {}% off what was measured", 100 * kTolerance);

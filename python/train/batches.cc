@@ -14,8 +14,6 @@ namespace {
 
 using train::Fabric;
 
-std::string type_of(nb::handle object) { return nb::type_name(object.type()).c_str(); }
-
 bool is_tensor(nb::handle part) {
   return nb::isinstance<Tensor>(part) || nb::hasattr(part, "__dlpack__");
 }

@@ -35,7 +35,7 @@ Tensor tensor_of(const Fabric& fabric, const char* function, nb::handle leaf, bo
   if (!is_number(leaf, number)) {
     throw nb::type_error(fmt::format("{}: expected tensors and numbers, also in tuples, lists and "
                                      "dicts, got a {}",
-                                     function, nb::type_name(leaf.type()).c_str())
+                                     function, type_of(leaf))
                              .c_str());
   }
   const bool is_whole = number.kind != Operand::Kind::kFloat && !is_real;

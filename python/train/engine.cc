@@ -9,6 +9,7 @@
 #include "data/tensors/tensor_dataset.h"
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "python/containers.h"
 #include "python/json.h"
 #include "python/modules.h"
 #include "train/config_files/config_file.h"
@@ -32,8 +33,6 @@ struct OwnEngine : Engine {
     return nb::hasattr(lr_scheduler, "step") ? lr_scheduler : nb::none();
   }
 };
-
-std::string type_of(nb::handle object) { return nb::type_name(object.type()).c_str(); }
 
 /// As JSON. Throws a TypeError that says of what.
 nlohmann::json named_json(const char* what, nb::handle object) {

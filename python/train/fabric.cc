@@ -13,6 +13,7 @@
 #include "optim/clip.h"
 #include "optim/schedule.h"
 #include "python/bindings.h"
+#include "python/containers.h"
 #include "python/docstrings.h"
 #include "python/iteration.h"
 #include "python/model_call.h"
@@ -226,8 +227,6 @@ nb::object one_or_all(const nb::tuple& objects) {
   return objects.size() == 1 ? nb::object(objects[0]) : nb::object(objects);
 }
 
-std::string type_of(nb::handle object) { return nb::type_name(object.type()).c_str(); }
-
 /// The options with what the environment says of them, of a Fabric or a Trainer.
 nb::dict from_environment(const nb::kwargs& given) {
   train::FabricOptions options;
@@ -320,9 +319,8 @@ void set_up(Fabric& fabric, nb::handle model, const nb::tuple& optimizers) {
   std::vector<optim::Optimizer*> all;
   for (nb::handle optimizer : optimizers) {
     if (!nb::isinstance<optim::Optimizer>(optimizer)) {
-      throw nb::type_error(fmt::format("setup: expected an optimizer, got {}",
-                                       nb::type_name(optimizer.type()).c_str())
-                               .c_str());
+      throw nb::type_error(
+          fmt::format("setup: expected an optimizer, got {}", type_of(optimizer)).c_str());
     }
     all.push_back(nb::cast<optim::Optimizer*>(optimizer));
   }
@@ -347,9 +345,8 @@ void bind_steps(nb::module_& m, nb::class_<Fabric>& fabric) {
             std::vector<nn::Module*> all;
             for (nb::handle model : models) {
               if (!nb::isinstance<nn::Module>(model)) {
-                throw nb::type_error(fmt::format("accumulate: expected a model, got {}",
-                                                 nb::type_name(model.type()).c_str())
-                                         .c_str());
+                throw nb::type_error(
+                    fmt::format("accumulate: expected a model, got {}", type_of(model)).c_str());
               }
               all.push_back(nb::cast<nn::Module*>(model));
             }

@@ -2,6 +2,7 @@
 
 #include "data/loader.h"
 #include "optim/schedule.h"
+#include "python/containers.h"
 #include "python/json.h"
 #include "python/named_tensors.h"
 
@@ -9,8 +10,6 @@ namespace weft::python {
 namespace {
 
 constexpr std::string_view kTensors = "#tensors";
-
-std::string type_of(nb::handle object) { return nb::type_name(object.type()).c_str(); }
 
 std::string name_of(const char* function, nb::handle key) {
   if (nb::isinstance<nb::str>(key)) return nb::cast<std::string>(key);
