@@ -53,7 +53,7 @@ constexpr int blocks_for(size_t bytes) { return bytes == 4 ? 5 : bytes == 2 ? 4 
 
 template <class T, class Acc = ArithmeticOf<T>>
 __global__ void __launch_bounds__(kListThreads, blocks_for(sizeof(T)))
-    adam_kernel(const __grid_constant__ TensorList<AdamFields> list,
+    adam_kernel(WEFT_GRID_CONSTANT(TensorList<AdamFields>) list,
                 const __grid_constant__ AdamConstants<Acc> arguments,
                 const AdamConstants<Acc>* captured, const OpenedGate gate) {
   if (gate.is_closed()) return;

@@ -18,6 +18,9 @@
 // is a cudaStream_t or a pointer that is one. A launch throws weft::Error, naming the kernel, when
 // it is refused; arguments are converted to the kernel's parameter types.
 //
+// A kernel takes a large parameter as WEFT_GRID_CONSTANT(Type) name: one for all threads, which may
+// only read it. As `const __grid_constant__ Type name` an emulated thread would have its own copy.
+//
 // With nvcc this is CUDA's own vocabulary; with the host compiler, in the host flavour, the
 // emulator's (kernels/simt/builtins.h). A .cu outside kernels/device and kernels/simt never asks
 // which. Everything in an anonymous namespace or inline; no .cc file includes this.
@@ -31,6 +34,7 @@
 
 // For a function that an unrolled loop calls often: inlined, its copies take ptxas minutes.
 #define WEFT_NOINLINE __noinline__
+#define WEFT_GRID_CONSTANT(...) const __grid_constant__ __VA_ARGS__
 #define WEFT_SHARED(type, name, ...) __shared__ type name __VA_ARGS__
 #define WEFT_DYNAMIC_SHARED(type, name)                          \
   extern __shared__ __align__(1024) unsigned char weft_shared[]; \
@@ -41,6 +45,7 @@
 #include "kernels/simt/builtins.h"
 
 #define WEFT_NOINLINE [[gnu::noinline]]
+#define WEFT_GRID_CONSTANT(...) const __VA_ARGS__&
 #define WEFT_SHARED(type, name, ...)                                          \
   static const char name##_declaration = 0;                                   \
   using name##_type = type __VA_ARGS__;                                       \

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -29,7 +30,7 @@ void launch_on_device(const LaunchConfig& config, const void* kernel, void** arg
 template <class... Parameters>
 struct KernelCall {
   void (*kernel)(Parameters...);
-  std::tuple<std::remove_cv_t<Parameters>...>& values;
+  std::tuple<std::remove_cvref_t<Parameters>...>& values;
 
   /// The body of an emulated thread. Not instrumented: the arguments are the host's.
   __attribute__((no_sanitize_thread)) static void run(void* call) {
@@ -47,7 +48,7 @@ struct KernelCall {
 template <class... Parameters, class... Arguments>
 void launch(const LaunchConfig& config, void (*kernel)(Parameters...), Arguments&&... arguments) {
   static_assert(sizeof...(Parameters) == sizeof...(Arguments), "a kernel got too many or too few");
-  std::tuple<std::remove_cv_t<Parameters>...> values(std::forward<Arguments>(arguments)...);
+  std::tuple<std::remove_cvref_t<Parameters>...> values(std::forward<Arguments>(arguments)...);
 #ifdef __CUDACC__
   std::apply(
       [&](auto&... value) {
@@ -59,7 +60,7 @@ void launch(const LaunchConfig& config, void (*kernel)(Parameters...), Arguments
   emulated::submit(config.stream, [config, kernel, values = std::move(values)]() mutable {
     KernelCall<Parameters...> call{kernel, values};
     simt::run_grid(config.kernel, {config.grid, config.block, config.cluster, config.shared_bytes},
-                   call.run, &call);
+                   call.run, &call, std::as_bytes(std::span(&values, 1)));
   });
 #endif
 }

@@ -25,7 +25,7 @@ __device__ __forceinline__ double squares(const Elements& x, int64_t i) {
 }
 
 __global__ void __launch_bounds__(kListThreads)
-    chunk_squares_kernel(const __grid_constant__ TensorList<NormFields> list, double* sums) {
+    chunk_squares_kernel(WEFT_GRID_CONSTANT(TensorList<NormFields>) list, double* sums) {
   const ListEntry<NormFields>& entry = list.of_chunk(blockIdx.x);
   double total = 0;
   for_chunk_elements<8>(
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kJoinThreads)
 }
 
 __global__ void __launch_bounds__(kJoinThreads)
-    join_each_kernel(const __grid_constant__ TensorList<NormFields> list, const double* sums) {
+    join_each_kernel(WEFT_GRID_CONSTANT(TensorList<NormFields>) list, const double* sums) {
   const ListEntry<NormFields>& entry = list.entries[blockIdx.x];
   const double total = sum_of_chunks<kJoinThreads>(sums + entry.first_chunk,
                                                    (entry.numel + kListChunk - 1) / kListChunk);

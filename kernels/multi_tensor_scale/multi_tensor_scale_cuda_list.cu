@@ -58,7 +58,7 @@ __device__ Met scale_chunk(const ScaleFields& f, const Chunk& chunk, Acc factor,
 }
 
 __global__ void __launch_bounds__(kListThreads)
-    scale_kernel(const __grid_constant__ TensorList<ScaleFields> list, double factor,
+    scale_kernel(WEFT_GRID_CONSTANT(TensorList<ScaleFields>) list, double factor,
                  const float* factor_from, ScaleNotes notes) {
   if (factor_from) factor = *factor_from;
   const ListEntry<ScaleFields>& entry = list.of_chunk(blockIdx.x);

@@ -44,7 +44,7 @@ __device__ __forceinline__ void sgd_elements(const SgdConstants<Acc>& c, const S
 
 template <class T, class Acc = ArithmeticOf<T>>
 __global__ void __launch_bounds__(kListThreads)
-    sgd_kernel(const __grid_constant__ TensorList<SgdFields> list,
+    sgd_kernel(WEFT_GRID_CONSTANT(TensorList<SgdFields>) list,
                const __grid_constant__ SgdConstants<Acc> arguments, const OpenedGate gate) {
   if (gate.is_closed()) return;
   SgdConstants<Acc> constants = arguments;

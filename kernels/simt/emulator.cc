@@ -203,6 +203,12 @@ void run_cluster(uint3 first) {
   switch_fiber(s.host, current->fiber);
   if (s.failure.empty() && s.live > 0) s.failure = deadlock_message();
   if (s.failure.empty()) fold_traffic();
+  // Threads that did not return leave their stacks as poisoned as they were.
+  if (sanitizer::unpoison && s.live > 0) {
+    for (int t = 0; t < s.n_threads; ++t) {
+      sanitizer::unpoison(s.workspace.stack(t), Workspace::kStackBytes);
+    }
+  }
   std::ranges::destroy(s.threads());
   for (int b = 0; b < s.n_blocks; ++b) s.blocks[b] = Block{};
   if (!s.failure.empty()) report(s.failure, s.failure);
@@ -272,7 +278,8 @@ State& make_state() {
 
 Options& options() { return state().options; }
 
-void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*), void* context) {
+void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*), void* context,
+              std::span<const std::byte> parameters) {
   WEFT_ASSERT(current == nullptr);
   State& s = state();
   const std::lock_guard lock(s.mutex);
@@ -281,6 +288,7 @@ void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*),
   launch_shape = shape;
   s.body = body;
   s.context = context;
+  s.parameters = parameters;
   s.random = s.options.seed * 0x9E3779B97F4A7C15u | 1;
   s.findings.clear();
   s.released.clear();

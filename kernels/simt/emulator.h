@@ -152,8 +152,10 @@ extern constinit thread_local Thread* current __attribute__((tls_model("initial-
 /// Of the launch that runs.
 extern LaunchShape launch_shape;
 
-/// Runs body(context) once per thread of the grid. Throws KernelError.
-void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*), void* context);
+/// Runs body(context) once per thread of the grid; its threads may read `parameters`, those of the
+/// kernel that all threads share. Throws KernelError.
+void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*), void* context,
+              std::span<const std::byte> parameters = {});
 
 /// Lets the other threads run.
 void yield();

@@ -27,6 +27,7 @@ const Fault kFaults[] = {
     {"race_in_header_helper", "faults_test_helper.h:"},
     {"missing_warp_sync", "data race in shared memory"},
     {"narrow_stores", "data race in shared memory"},
+    {"parameter_written", "of the kernel's parameters, which are constant"},
     {"named_barrier_too_few", "data race in shared memory"},
     {"missing_copy_wait", "cp.async of thread"},
     {"copy_wait_too_late", "cp.async of thread"},

@@ -46,6 +46,15 @@ __global__ void missing_warp_sync(bool faulty, float* data) {
   data[32 + threadIdx.x] = tile[31 - threadIdx.x];
 }
 
+struct Parameter {
+  float factor;
+};
+
+__global__ void parameter_written(bool faulty, float* data, WEFT_GRID_CONSTANT(Parameter) p) {
+  if (faulty) const_cast<Parameter&>(p).factor = 2;
+  data[threadIdx.x] *= p.factor;
+}
+
 __global__ void narrow_stores(bool faulty, float* data) {
   WEFT_SHARED(uint16_t, halves, [256]);
   const unsigned i = threadIdx.x;
@@ -372,6 +381,9 @@ void run_fault_kernel(const char* name, bool faulty, float* data) {
   WEFT_RUN(registers, 1, 384, 0);
   WEFT_RUN(partial_mask, 1, 32, 0);
 #undef WEFT_RUN
+  if (is("parameter_written")) {
+    WEFT_LAUNCH(parameter_written, 1, 32, 0, nullptr, faulty, data, Parameter{.factor = 3});
+  }
   if (std::strncmp(name, "ring", 4) == 0) {
     WEFT_LAUNCH(ring, 1, 64, 0, nullptr, faulty, data, name[4] - '0');
   }

@@ -65,7 +65,6 @@ void prepare_fiber(Fiber& fiber, void* stack, size_t bytes, void (*entry)()) {
   fiber = Fiber{};
   fiber.stack_bottom = stack;
   fiber.stack_bytes = bytes;
-  if (sanitizer::unpoison) sanitizer::unpoison(stack, bytes);
   // As a call leaves it: the return address on top, 8 bytes off a multiple of 16 inside the callee.
   auto* top = reinterpret_cast<void**>(static_cast<char*>(stack) + bytes) - 2;
   *top = reinterpret_cast<void*>(entry);

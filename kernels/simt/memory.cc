@@ -197,6 +197,13 @@ void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
     const auto image_begin = reinterpret_cast<uintptr_t>(&__executable_start);
     const auto image_end = reinterpret_cast<uintptr_t>(&_end);
     if (visitor.is_hook && address >= image_begin && address < image_end) return;
+    const auto parameters = reinterpret_cast<uintptr_t>(state().parameters.data());
+    if (address - parameters < state().parameters.size_bytes()) {
+      if (visitor.event.access == Access::kRead) return;
+      fail_access(visitor,
+                  fmt::format("{} of {} bytes of the kernel's parameters, which are constant",
+                              name(visitor), bytes));
+    }
     region = find_region(address);
     if (address + bytes > region.end) {
       fail_access(

@@ -65,6 +65,7 @@ struct State {
   std::string kernel;
   void (*body)(void*) = nullptr;
   void* context = nullptr;
+  std::span<const std::byte> parameters;  // of the kernel, where its threads share them
   uint64_t random = 1;
   std::vector<Clock> cluster_starts;
   Clock launch_start = 0;
