@@ -20,6 +20,8 @@ namespace {
 // Shared memory that was never written holds NaN in every floating format.
 constexpr int kPoison = 0xff;
 constexpr size_t kMaxFindings = 8;
+// Looked for at every barrier, by its address.
+constexpr char kSyncthreads[] = "__syncthreads";
 // Clocks have 32 bits: beyond this the shadow is forgotten and they start anew.
 constexpr Clock kLastClock = 1u << 31;
 
@@ -241,10 +243,7 @@ bool arrive(int id, int threads, const Site& site) {
 void check_aligned(const Site& site) {
   const Warp& warp = *current->warp;
   for (const Thread& other : std::span(warp.lanes, warp.size)) {
-    if (other.waits_for == nullptr || std::strcmp(other.waits_for, "__syncthreads") != 0 ||
-        other.site.line() == site.line()) {
-      continue;
-    }
+    if (other.waits_for != kSyncthreads || other.site.line() == site.line()) continue;
     fail_kernel(site,
                 "divergent collective: lanes of a warp wait at different "
                 "__syncthreads, another at {}",
@@ -386,14 +385,18 @@ void learn(Thread& thread, const KnowledgePtr& known) {
   thread.known = last_joined;
 }
 
-void make_ready(std::vector<Thread*>& threads) {
+void make_ready(std::span<Thread*> threads) {
   State& s = state();
   if (s.options.order == Order::kReverse) std::reverse(threads.begin(), threads.end());
   for (Thread* thread : threads) {
     thread->waits_for = nullptr;
     s.ready.push_back(thread);
   }
-  threads.clear();
+}
+
+void make_ready(std::vector<Thread*>& waiting) {
+  make_ready(std::span(waiting));
+  waiting.clear();
 }
 
 void wait(const char* operation, const Site& site) {
@@ -415,7 +418,7 @@ void barrier_sync(int id, int threads, const Site& site) {
     open_barrier(barrier);
   } else {
     barrier.waiting.push_back(current);
-    wait(threads == 0 ? "__syncthreads" : "bar.sync", site);
+    wait(threads == 0 ? kSyncthreads : "bar.sync", site);
   }
 }
 
@@ -449,7 +452,9 @@ void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction r
     warp.meetings.push_back({mask, 0, operation, site});
     meeting = warp.meetings.end() - 1;
   }
-  if (meeting->mask != mask || std::strcmp(meeting->operation, operation) != 0) {
+  const bool is_same =
+      meeting->operation == operation || std::strcmp(meeting->operation, operation) == 0;
+  if (meeting->mask != mask || !is_same) {
     fail_kernel(site,
                 "divergent collective: lane {} is at {} with mask {:08x}, lanes {:08x} "
                 "are at {} with mask {:08x} ({})",
@@ -460,11 +465,12 @@ void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction r
   if (meeting->arrived != mask) return wait(operation, site);
   warp.meetings.erase(meeting);
   run(warp, mask);
-  std::vector<Thread*> others;
+  Thread* others[kWarpSize];
+  size_t count = 0;
   for (uint32_t rest = mask & ~self; rest != 0; rest &= rest - 1) {
-    others.push_back(&warp.lanes[std::countr_zero(rest)]);
+    others[count++] = &warp.lanes[std::countr_zero(rest)];
   }
-  make_ready(others);
+  make_ready(std::span(others, count));
 }
 
 void* static_shared(const void* key, size_t bytes, size_t alignment) {

@@ -249,16 +249,14 @@ void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t byte
   });
 }
 
+/// `alignment`: a power of two.
 void visit(const Visitor& visitor, const void* pointer, size_t bytes, size_t alignment) {
   if (bytes == 0) return;
   State& s = state();
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   const size_t offset = s.workspace.offset_of(pointer);
-  if (offset >= Workspace::kArenasBytes && offset < Workspace::kBytes) {
-    if (visitor.is_hook) check_registers(*visitor.thread, pointer, bytes, visitor.event.place);
-    return;
-  }
-  if (address % alignment != 0) {
+  if (offset >= Workspace::kArenasBytes && offset < Workspace::kBytes) return;
+  if ((address & (alignment - 1)) != 0) {
     fail_access(visitor,
                 fmt::format("misaligned {} of {} bytes at {:#x}", name(visitor), bytes, address));
   }
@@ -284,6 +282,12 @@ void on_access(const void* address, size_t bytes, size_t alignment, Access acces
   // threadIdx and its like look at this variable first.
   if (address == &current || !state().watches()) return;
   Thread& self = *current;
+  // Most accesses are to the thread's own stack: its registers and local arrays.
+  const size_t offset = state().workspace.offset_of(address);
+  if (offset >= Workspace::kArenasBytes && offset < Workspace::kBytes) {
+    if (!self.in_flight.empty()) check_registers(self, address, bytes, place_of(pc));
+    return;
+  }
   visit({{self.clock, place_of(pc), static_cast<uint16_t>(self.agent), access, self.known.get()},
          &self,
          true},

@@ -2,6 +2,7 @@
 // when and where. Accesses that conflict and that nothing orders are races.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -73,6 +74,11 @@ void enter(Granule& granule, uint8_t mask, const Event& event, const Timeline& t
   const bool writes = event.access != Access::kRead;
   Record* room = nullptr;
   for (Record& record : granule.records) {
+    // The same again before the agent has released anything: whoever raced with it was told.
+    if (record.clock == event.clock && record.agent == event.agent &&
+        record.access == event.access && (mask & ~record.mask) == 0 && record.mask != kSpent) {
+      return;
+    }
     if (record.mask == 0 || record.mask == kSpent) {
       if (room == nullptr) room = &record;
       if (record.mask == 0) break;
@@ -112,18 +118,18 @@ class GlobalShadow {
  public:
   Granule& at(uintptr_t address) {
     const uintptr_t page = address / kPageBytes;
-    if (page != last_page_) {
+    Recent& recent = recent_[page % std::size(recent_)];
+    if (page != recent.number) {
       std::unique_ptr<Page>& entry = pages_[page];
       if (!entry) entry = std::make_unique<Page>();
-      last_ = entry.get();
-      last_page_ = page;
+      recent = {page, entry.get()};
     }
-    return (*last_)[address % kPageBytes / kGranuleBytes];
+    return (*recent.page)[address % kPageBytes / kGranuleBytes];
   }
   size_t pages() const { return pages_.size(); }
   void clear() {
     pages_.clear();
-    last_page_ = ~uintptr_t{0};
+    std::ranges::fill(recent_, Recent{});
   }
 
  private:
@@ -131,8 +137,12 @@ class GlobalShadow {
   using Page = std::array<Granule, kPageBytes / kGranuleBytes>;
 
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
-  Page* last_ = nullptr;
-  uintptr_t last_page_ = ~uintptr_t{0};
+  /// Pages met of late, by the last bits of their numbers.
+  struct Recent {
+    uintptr_t number = ~uintptr_t{0};
+    Page* page = nullptr;
+  };
+  Recent recent_[64];
 };
 
 }  // namespace weft::simt

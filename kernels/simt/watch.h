@@ -134,7 +134,9 @@ std::string describe_agent(int agent);
 /// the places but not the threads, the first is told.
 void report(const std::string& key, const std::string& message);
 
-void make_ready(std::vector<Thread*>& threads);
+void make_ready(std::span<Thread*> threads);
+/// Those too, and nobody is left.
+void make_ready(std::vector<Thread*>& waiting);
 /// Suspends the current thread; someone will make it ready.
 void wait(const char* operation, const Site& site);
 
