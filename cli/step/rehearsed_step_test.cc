@@ -14,7 +14,7 @@ namespace {
 
 RankedStepOptions small(const std::string& strategy, const std::string& precision,
                         const std::string& model = "vit_lite") {
-  return {.model = model, .strategy = {.name = strategy}, .batch = 32, .precision = precision};
+  return {.model = model, .strategy = {.name = strategy}, .batch = 8, .precision = precision};
 }
 
 void check(const RankedStepOptions& options, int devices) {
