@@ -24,7 +24,8 @@
 
 namespace weft::cli {
 
-using io::Command, io::existing_file, io::in_range, io::non_negative, io::one_of, io::positive;
+using io::Command, io::existing_file, io::in_range, io::non_negative, io::not_empty, io::one_of,
+    io::positive;
 
 // Exit codes: 0 done; 1 an error, told in one line on standard error; 2 a mistake in the command
 // line, told likewise. Commands with other meanings of 1 and 2 say so in their help.

@@ -10,6 +10,7 @@
 
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/devices_option.h"
 #include "cli/json_line.h"
 #include "cli/resolved_settings.h"
 #include "cli/run_settings.h"
@@ -113,18 +114,11 @@ std::vector<Question> questions() {
       {"accumulate", "Batches whose gradients make one optimizer step"},
       {"lr", "Learning rate at the peak of the schedule"},
       {"precision", fmt::format("Precision: {}", train::precision_names())},
-      {"devices", "Number of devices"},
+      {"devices", "Number of devices; auto: all GPUs of the machine, or the CPU"},
       {"strategy", fmt::format("How they share the model and the batch: auto, {}",
                                fmt::join(dist::strategy_names(), ", "))},
       {"seed", "Seed of weights, order of images, augmentation and dropout"},
   };
-}
-
-/// An answer as a value of the setting's type, if it is one; else as it stands.
-nlohmann::json value_of(const std::string& answer, const nlohmann::json& usual) {
-  if (usual.is_string()) return answer;
-  const nlohmann::json value = nlohmann::json::parse(answer, nullptr, false);
-  return value.is_discarded() ? nlohmann::json(answer) : value;
 }
 
 /// Asks until the answer will do; an empty one leaves what is there. Throws Error at the end of the
@@ -157,20 +151,20 @@ int write(const Arguments& a) {
   ask(fmt::format("Recipe to start from: {}", fmt::join(train::recipe_names(), ", ")),
       config.recipe, [&](const std::string& name) { config = train::recipe(name); });
   const train::Config preset = config;
+  const Device kind = chosen_device("");
+  bool takes_all = false;  // "auto" of the devices is written as such: the run may be elsewhere
   for (const auto& [key, text] : questions()) {
     const nlohmann::json usual = to_json(config).at(key);
     ask(text, usual.is_string() ? usual.get<std::string>() : usual.dump(),
         [&, key = key](const std::string& answer) {
-          train::ConfigFile line;
-          line.path = "answer";
-          line.set(key, value_of(answer, usual), train::option_name(key));
-          const train::Config changed = with_file(config, line);
-          train::validate(changed);
-          config = changed;
+          config = with_setting(config, key, answer, "answer", kind);
+          if (key == "devices") takes_all = asks_for_all(answer);
         });
   }
+  if (takes_all) config.devices = preset.devices;
   io::FileWriter file(a.output);
-  file.write(fmt::format("recipe: {}\n", config.recipe) + train::to_yaml(config, preset));
+  file.write(fmt::format("recipe: {}\n{}{}", config.recipe, takes_all ? "devices: auto\n" : "",
+                         train::to_yaml(config, preset)));
   file.finish();
   fmt::print("\nwrote {}\n\n  weft train --config {}\n  weft config show --config {}\n", a.output,
              a.output, a.output);

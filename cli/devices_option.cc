@@ -10,14 +10,14 @@ namespace {
 
 constexpr int kMostDevices = 1 << 16;
 
-bool asks_for_all(const std::string& text) { return text == "auto" || text == "-1"; }
-
 }  // namespace
+
+bool asks_for_all(const std::string& text) { return text == "auto" || text == "-1"; }
 
 void add_devices_option(Command& command, std::string& text, const std::string& help,
                         const std::string& usual) {
   command.option("--devices", text, help + "; auto: all GPUs of the machine, or the CPU",
-                 {.takes = "N", .usual = usual});
+                 {.check = not_empty(), .takes = "N", .usual = usual});
 }
 
 int device_count(const std::string& text, const Device& kind, int ranks) {

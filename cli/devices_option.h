@@ -12,6 +12,9 @@ namespace weft::cli {
 void add_devices_option(io::Command& command, std::string& text, const std::string& help,
                         const std::string& usual = "1");
 
+/// Whether a text, "auto" or "-1", asks for all devices.
+bool asks_for_all(const std::string& text);
+
 /// How many devices a text asks for, counted as Fabric does (train/devices.h): of "auto" and -1 all
 /// of this kind that the machine has, of the CPU one; of a program that somebody has started as one
 /// of several `ranks`, these. 0 for an empty text. Throws UsageError for any other text.

@@ -41,6 +41,13 @@ struct Arguments {
   ::_exit(127);
 }
 
+void check_host(const dist::LaunchOptions& options) {
+  if (options.host < options.hosts) return;
+  throw UsageError(fmt::format("--node-rank: expected a host's number below {}, got {}{}",
+                               options.hosts, options.host,
+                               options.hosts == 1 ? "; --nodes says how many there are" : ""));
+}
+
 /// Each host's launcher knows its own ranks alone: all start again at once, with as many as before.
 void check_constant(const dist::LaunchOptions& options) {
   if (options.hosts == 1) return;
@@ -62,8 +69,10 @@ int launch(const Arguments& a) {
   if (!a.options.hostfile.empty()) check_counted(a.devices, "--hosts");
   if (a.options.hosts > 1) check_counted(a.devices, "--nodes");
   check_constant(a.options);
+  check_host(a.options);
   dist::LaunchOptions options = a.options;
   options.ranks = device_count(a.devices, chosen_device({}));
+  check_elastic_options(options);
   options.as_rank = {std::filesystem::read_symlink("/proc/self/exe"), "launch", "--"};
   return dist::launch(options, a.command);
 }

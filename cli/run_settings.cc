@@ -184,12 +184,12 @@ void add_run_settings(Command& command, RunSettings& settings) {
   command.footer(recipes_help());
   command.option("--recipe", settings.recipe,
                  "The settings to start from, one of the recipes listed below",
-                 {.usual = kDefaultRecipe});
+                 {.check = not_empty(), .usual = kDefaultRecipe});
   command.option(
       "--config", settings.file,
       "Settings from a file, YAML or JSON, on top of the recipe's: by these options' names, "
       "or a file of Accelerate or DeepSpeed",
-      {.takes = "FILE", .usual = "none"});
+      {.check = not_empty(), .takes = "FILE", .usual = "none"});
 
   command.group("Data");
   add.add(
@@ -352,7 +352,7 @@ void add_run_settings(Command& command, RunSettings& settings) {
   command.option("--strategy", settings.strategy.name,
                  fmt::format("How devices share the model and the batch: {}",
                              fmt::join(dist::strategy_names(), ", ")),
-                 {.usual = "ddp on several devices, else single"});
+                 {.check = not_empty(), .usual = "ddp on several devices, else single"});
   add.add("--global-batch-size N", &C::global_batch_size,
           "Global batch: images of all devices together in one forward and backward pass",
           "--batch-size on each device");
@@ -420,6 +420,25 @@ train::ConfigFile file_of(const RunSettings& settings) {
   return as_usage([&] { return train::read_config_file(settings.file); });
 }
 
+train::Config with_setting(const train::Config& config, const std::string& key,
+                           const std::string& text, const std::string& from, const Device& kind) {
+  const nlohmann::json usual = to_json(config).at(key);
+  nlohmann::json value = text;
+  if (!usual.is_string()) {
+    const nlohmann::json parsed = nlohmann::json::parse(text, nullptr, false);
+    if (!parsed.is_discarded()) value = parsed;
+  }
+  if (key == "devices" && asks_for_all(text)) value = device_count(text, kind);
+  train::ConfigFile line;
+  line.path = from;
+  line.set(key, value, train::option_name(key));
+  train::Config changed = with_file(config, line);
+  changed.strategy = dist::named_here(changed.strategy);
+  changed.precision = train::find_precision(changed.precision).name;
+  train::validate(changed);
+  return changed;
+}
+
 EffectiveSettings effective(const RunSettings& settings, const Device& kind) {
   return as_usage([&] {
     const train::ConfigFile file = with_defaults(file_of(settings));
@@ -451,7 +470,13 @@ EffectiveSettings effective(const RunSettings& settings, const Device& kind) {
       strategy.pipeline_stages = n, said("pipeline_stages");
     }
     with_origin(result, file, [&] {
+      const nlohmann::json before = to_json(config);
       strategy = dist::named_here(strategy);
+      const nlohmann::json named = to_json(config);
+      // What else the strategy's name says comes from where that does.
+      for (const auto& [key, value] : named.items()) {
+        if (value != before.at(key)) result.origins[key] = result.origins.at("strategy");
+      }
       for (const RunSettings::Override& override : settings.overrides) {
         override.apply(config);
         said(override.key);

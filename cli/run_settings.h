@@ -49,4 +49,11 @@ struct EffectiveSettings {
 /// UsageError naming what is wrong with it.
 EffectiveSettings effective(const RunSettings& settings, const Device& kind = {});
 
+/// `config` with the setting of a key of its JSON as a text says it, by the names that the command
+/// line takes, too; `from` is what errors call the text, `kind` of device, for "auto" of them.
+/// Throws Error naming what is wrong with it.
+train::Config with_setting(const train::Config& config, const std::string& key,
+                           const std::string& text, const std::string& from,
+                           const Device& kind = {});
+
 }  // namespace weft::cli

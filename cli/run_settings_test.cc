@@ -80,6 +80,44 @@ TEST_CASE("each setting of a strategy has its option") {
   CHECK(parse("--devices 2 --strategy SHARD_GRAD_OP").config.strategy.shard_grad_op);
 }
 
+TEST_CASE("what a strategy's name switches on comes from where the name does") {
+  for (const auto& [name, key] : std::vector<std::pair<std::string, std::string>>{
+           {"deepspeed_stage_3_offload", "cpu_offload"},
+           {"deepspeed_stage_2_offload", "offload_optimizer"},
+           {"fsdp_cpu_offload", "cpu_offload"},
+           {"SHARD_GRAD_OP", "shard_grad_op"},
+           {"ddp_find_unused_parameters_true", "find_unused"}}) {
+    INFO(name);
+    const EffectiveSettings all = parse("--devices 2 --strategy " + name);
+    CHECK(to_json(all.config).at(key) == true);
+    CHECK(all.origins.at(key) == "command line");
+    CHECK(all.origins.at("bucket_mb") == "default");
+    const std::string file = write_file("named.yaml", "strategy: " + name + "\n");
+    CHECK(parse("--devices 2 --config " + file).origins.at(key) == file + ": strategy");
+  }
+}
+
+TEST_CASE("a setting as a text is taken by every name that the command line knows") {
+  const train::Config usual = parse("--devices 2").config;
+  const auto with = [&](const std::string& key, const std::string& text) {
+    return with_setting(usual, key, text, "answer");
+  };
+  CHECK(with("strategy", "FSDP").strategy.name == "fsdp");
+  CHECK(with("strategy", "deepspeed_stage_3_offload").strategy.name == "zero3");
+  CHECK(with("strategy", "deepspeed_stage_3_offload").strategy.cpu_offload);
+  CHECK(with("strategy", "auto").strategy.name == "auto");
+  CHECK(with("precision", "bf16-mixed").precision == "bf16");
+  CHECK(with("devices", "4").devices == 4);
+  CHECK(with("devices", "auto").devices == 1);  // of the CPU
+  CHECK(with("devices", "-1").devices == 1);
+  CHECK(with("lr", "5e-4").lr == 5e-4);
+  CHECK(with("model", "vit_lite").model == "vit_lite");
+  CHECK_THROWS_WITH(with("strategy", "fdsp"), Contains("did you mean \"fsdp\"?"));
+  CHECK_THROWS_WITH(with("epochs", "many"),
+                    "answer: key \"epochs\": expected a whole number, got \"many\"");
+  CHECK_THROWS_WITH(with("epochs", "0"), Contains("epochs: expected a positive number"));
+}
+
 TEST_CASE("layers are watched each so many steps, and a NaN is looked for, where it is asked") {
   CHECK(parse("").config.watch == 0);
   CHECK(parse("--watch").config.watch == 10);
@@ -90,6 +128,7 @@ TEST_CASE("layers are watched each so many steps, and a NaN is looked for, where
   CHECK_THROWS_WITH(parse("--watch --devices 2 --strategy zero1"),
                     Contains("watch: not with zero1"));
   CHECK_THROWS_WITH(parse("--watch=-2"), Contains("watch: must not be negative, got -2"));
+  CHECK_THROWS_WITH(parse("--watch="), Contains("--watch: expected a value, got none"));
   CHECK_THROWS_WITH(parse("--detect-anomaly --devices 2 --strategy dp"),
                     Contains("detect-anomaly: not with dp"));
 }

@@ -16,6 +16,7 @@
 #include "cli/run_settings.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
+#include "dist/strategy/strategy_kind.h"
 #include "train/config_files/config_file.h"
 #include "train/run_directory.h"
 #include "train/runs/run.h"
@@ -53,13 +54,15 @@ void take_up(Arguments& arguments) {
   arguments.run.strategy = arguments.settings.strategy;
 }
 
-/// What the run is done with. Throws UsageError for what cannot be, but Error for a checkpoint that
-/// is missing or damaged.
+/// What the run is done with. The settings' devices are those of the first start, run.devices those
+/// of this one: in between the global batch stays. Throws UsageError for what cannot be, but Error
+/// for a checkpoint that is missing or damaged.
 EffectiveSettings settings_of(const Arguments& arguments) {
   const train::RunOptions& run = arguments.run;
   EffectiveSettings all;
   if (run.resume.empty()) {
     all = effective(arguments.settings, run.device);
+    as_usage([&] { all.config = train::on_other_devices(all.config, run.devices); });
   } else {
     train::resumed_config({.resume = run.resume});
     as_usage([&] { all.config = train::resumed_config(run); });
@@ -71,18 +74,16 @@ EffectiveSettings settings_of(const Arguments& arguments) {
 /// Throws what is in the way of so many ranks when the run is started again.
 void check_ranks(Arguments arguments, int ranks) {
   train::RunOptions& run = arguments.run;
-  arguments.settings.devices = std::to_string(ranks);
   run.devices = ranks;
   if (!run.output.empty() && train::RunDirectory::holds_run(run.output)) take_up(arguments);
   settings_of(arguments);
 }
 
 /// Runs this very command line as ranks; started again, they go on from the last checkpoint.
-int launch_self(int devices, const Arguments& arguments) {
+int launch_self(const Arguments& arguments) {
   const std::vector<std::string> command = own_command_line();
   const train::RunOptions& run = arguments.run;
-  dist::LaunchOptions options = arguments.launch;
-  options.ranks = devices;
+  const dist::LaunchOptions& options = arguments.launch;
   const bool may_restart = options.max_restarts > 0 || !options.ranks_file.empty();
   if (may_restart && run.resume.empty() && run.output.empty()) {
     throw UsageError(fmt::format("{} needs --output, to find the checkpoints",
@@ -159,6 +160,8 @@ int run_train(const Arguments& asked) {
   }
   run.devices = device_count(settings.devices, run.device);
   run.strategy = settings.strategy;
+  const int first = is_rank ? dist::first_ranks() : 0;
+  if (first > 0 && first != run.world->size()) settings.devices = std::to_string(first);
   const EffectiveSettings all = settings_of(arguments);
   const train::Config& config = all.config;
   for (const std::string& note : all.notes) {
@@ -169,9 +172,21 @@ int run_train(const Arguments& asked) {
         fmt::format("--devices {} --device {}: that is one device; expected --device {}",
                     config.devices, run.device, name(run.device.type)));
   }
-  const int processes = train::sharing_of(config).ranks();
+  const bool has_threads =
+      dist::strategy_of(config.strategy, static_cast<int>(config.devices)).devices ==
+      dist::StrategyKind::Devices::kThreads;
+  // A launcher's only rank has as many threads as are asked for.
+  if (has_threads && is_rank && run.world->size() == 1) run.world.reset();
   const bool may_grow = !arguments.launch.ranks_file.empty();
-  if ((processes > 1 || may_grow) && !is_rank) return launch_self(processes, arguments);
+  if (has_threads && may_grow && !is_rank) {
+    throw UsageError(
+        fmt::format("--devices-file {}: strategy {} has threads of one process, and their number "
+                    "stays; expected a strategy of ranks, such as ddp",
+                    arguments.launch.ranks_file, config.strategy.name));
+  }
+  arguments.launch.ranks = train::sharing_of(config).ranks();
+  if (!is_rank) check_elastic_options(arguments.launch);
+  if ((arguments.launch.ranks > 1 || may_grow) && !is_rank) return launch_self(arguments);
   if (!is_rank && !arguments.launch.hostfile.empty()) {
     throw UsageError(fmt::format(
         "--hosts {}: expected ranks for them, --devices 2 or more under a strategy other than dp; "
@@ -209,11 +224,11 @@ void add_train(Command& app, Action& action) {
   command.option(
       "--output", a.run.output,
       "Directory of the run: checkpoints, weights, metrics, curves for TensorBoard and a report",
-      {.takes = "DIR", .usual = "runs/RECIPE-N"});
+      {.check = not_empty(), .takes = "DIR", .usual = "runs/RECIPE-N"});
   command.option("--resume", a.run.resume,
                  "Continue the run of this directory with its own settings, bit for bit as if it "
                  "had not stopped",
-                 {.takes = "DIR", .excludes = {"--output"}});
+                 {.check = not_empty(), .takes = "DIR", .excludes = {"--output"}});
   command.flag("--json", a.run.json, kJsonLines);
 }
 

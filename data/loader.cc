@@ -26,6 +26,37 @@ std::vector<int64_t> epoch_order(int64_t size, bool shuffle, uint64_t seed, int6
   return order;
 }
 
+void WatchedLoaders::give(Place& place, const LoaderWatch& batch) {
+  const std::lock_guard lock(mutex_);
+  if (!place) {
+    std::erase_if(epochs_, [](const auto& epoch) { return epoch.expired(); });
+    place = std::make_shared<Epoch>();
+    epochs_.push_back(place);
+  }
+  *place = {batch, ++given_};
+}
+
+std::vector<WatchedLoaders::Place> WatchedLoaders::under_way() const {
+  std::vector<Place> all;
+  for (const auto& epoch : epochs_) {
+    if (Place place = epoch.lock()) all.push_back(std::move(place));
+  }
+  return all;
+}
+
+LoaderWatch WatchedLoaders::innermost() const {
+  const std::lock_guard lock(mutex_);
+  const std::vector<Place> all = under_way();
+  return all.empty() ? LoaderWatch() : all.back()->batch;
+}
+
+LoaderWatch WatchedLoaders::latest() const {
+  const std::lock_guard lock(mutex_);
+  const std::vector<Place> all = under_way();
+  const auto last = std::ranges::max_element(all, {}, [](const Place& p) { return p->number; });
+  return last == all.end() ? LoaderWatch() : (*last)->batch;
+}
+
 // Workers take the batches of one epoch in turn, at most `prefetch` ahead of the consumer. A batch
 // is made by one worker, so no two write the same memory. A new epoch or a seek changes
 // `generation_`, which makes workers drop what they have in hand.
@@ -232,6 +263,7 @@ void Loader::set_options(LoaderOptions options) {
   ahead_ = nullptr;
   workers_ = nullptr;
   feed_ = nullptr;
+  place_ = nullptr;
   position_ = {};
   options_ = std::move(options);
   WEFT_CHECK(options_.batch_size > 0, "loader: batch size must be positive, got {}",
@@ -268,7 +300,7 @@ int64_t Loader::batches() const {
 std::optional<Batch> Loader::next() {
   if (position_.batch == batches()) {
     position_ = {position_.epoch + 1, 0};
-    if (options_.watch) *options_.watch = {};
+    place_ = nullptr;
     return std::nullopt;
   }
   Batch batch;
@@ -279,7 +311,9 @@ std::optional<Batch> Loader::next() {
     batch = workers_->take().batch;
   }
   ++position_.batch;
-  if (options_.watch) *options_.watch = {batch.fillers, position_.batch == batches()};
+  if (options_.watch) {
+    options_.watch->give(place_, {batch.fillers, position_.batch == batches()});
+  }
   return batch;
 }
 
@@ -309,6 +343,7 @@ void Loader::seek(LoaderPosition position) {
              "loader: cannot continue at epoch {}, batch {}: an epoch has {} batches",
              position.epoch, position.batch, batches());
   position_ = position;
+  place_ = nullptr;
 }
 
 }  // namespace weft::data

@@ -17,7 +17,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <vector>
 
 #include "core/tensor.h"
 #include "data/dataset.h"
@@ -29,6 +31,33 @@ namespace weft::data {
 struct LoaderWatch {
   int64_t fillers = 0;  // rows at its end that other ranks have as well
   bool is_last = false;
+};
+
+/// What several loaders say so, one in the midst of another: a validation between two batches of
+/// training. Those that are in an epoch are known, each from its first batch there until next()
+/// says that it is over, the loader is sought or gone. Threads may have a loader each.
+class WatchedLoaders {
+ public:
+  struct Epoch {
+    LoaderWatch batch;    // given last
+    uint64_t number = 0;  // of that batch, among those of all loaders
+  };
+  /// A loader's own; null outside of an epoch.
+  using Place = std::shared_ptr<Epoch>;
+
+  /// A loader gives a batch.
+  void give(Place& place, const LoaderWatch& batch);
+  /// Of the loader whose epoch began last; nothing of note where none is in one.
+  LoaderWatch innermost() const;
+  /// Of the loader that gave a batch last.
+  LoaderWatch latest() const;
+
+ private:
+  std::vector<Place> under_way() const;
+
+  mutable std::mutex mutex_;
+  std::vector<std::weak_ptr<Epoch>> epochs_;  // as they began
+  uint64_t given_ = 0;
 };
 
 struct LoaderOptions {
@@ -47,7 +76,7 @@ struct LoaderOptions {
   DType dtype = DType::f32;  // of images: f32, or f16 and bf16, rounded from that
   /// A rank whose share of a batch is empty gets the batch's first sample as a filler.
   bool fills_empty = false;
-  std::shared_ptr<LoaderWatch> watch = {};  // may be null
+  std::shared_ptr<WatchedLoaders> watch = {};  // may be null
   Preprocess preprocess = {};
   Augmentation augmentation = {};
 };
@@ -109,6 +138,7 @@ class Loader {
   std::unique_ptr<DeviceFeed> feed_;  // null on the CPU
   std::unique_ptr<Workers> workers_;
   std::unique_ptr<Ahead> ahead_;  // on its way to the device; null: none
+  WatchedLoaders::Place place_;   // in options_.watch
 };
 
 /// The order in which an epoch takes the examples 0..size-1.

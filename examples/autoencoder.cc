@@ -5,7 +5,9 @@
 //
 // Started again with a directory it goes on from where it was. DATA is MNIST's files, or else the
 // built-in images, made small and grey.
+#include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 
 #include "data/sets/open.h"
@@ -45,7 +47,7 @@ struct Autoencoder : train::TrainingModule {
   nn::Sequential &encoder, &decoder;
 };
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   const std::string directory = argc > 1 ? argv[1] : "runs/autoencoder";
   train::TrainerOptions options = {
       .fabric = train::from_environment(), .max_epochs = 10, .directory = directory};
@@ -60,4 +62,7 @@ int main(int argc, char** argv) {
   const std::string last = directory + "/checkpoints/last.safetensors";
   trainer.fit(model, train, validation, std::filesystem::exists(last) ? last : "");
   trainer.fabric().save(directory + "/model.safetensors");
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "autoencoder: %s\n", error.what());
+  return 1;
 }

@@ -198,7 +198,7 @@ TEST_CASE("two models and two optimizers learn a ring") {
     return std::stod(outcome.out.substr(outcome.out.rfind("ring ") + 5));
   };
   const double one = distance_of(run_example("gan", "10"));
-  for (const std::string strategy : {"tp", "pipeline"}) {
+  for (const std::string strategy : {"tp", "pipeline", "dp"}) {
     INFO(strategy);
     const Outcome cut = run_example("gan", "10", "WEFT_DEVICES=2 WEFT_STRATEGY=" + strategy);
     CHECK(distance_of(cut) == Approx(one).margin(0.0011));
@@ -206,6 +206,22 @@ TEST_CASE("two models and two optimizers learn a ring") {
   const Outcome wrong = run_example("gan", "abc");
   CHECK(wrong.code == 2);
   CHECK(wrong.err == "gan: expected a number of steps, got \"abc\"\n");
+}
+
+TEST_CASE("an error in an example is said, and is no signal") {
+  for (const std::string name : {"scaled_training", "gan", "autoencoder"}) {
+    const Outcome outcome = run_example(name, "", "WEFT_DEVICES=0");
+    INFO(name << "\n" << outcome.err);
+    CHECK(outcome.code == 1);
+    CHECK_THAT(outcome.err,
+               Catch::Matchers::EndsWith(
+                   "_DEVICES: devices: expected a positive number, \"auto\" or -1, got "
+                   "0\n"));
+  }
+  const Outcome plain = run_example("plain_training", "/nowhere/trained.safetensors");
+  INFO(plain.err);
+  CHECK(plain.code == 1);
+  CHECK_THAT(plain.err, Catch::Matchers::StartsWith("training: cannot create /nowhere/"));
 }
 
 TEST_CASE("an autoencoder learns, goes on where it was, and runs on several devices") {

@@ -4,6 +4,7 @@
 //   WEFT_DEVICES=2 WEFT_STRATEGY=fsdp WEFT_PRECISION=16-mixed gan [STEPS]
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 
 #include "autograd/ops.h"
 #include "nn/loss.h"
@@ -24,6 +25,13 @@ struct Mlp : nn::Sequential {
     append<nn::Linear>(width, out);
   }
 };
+// Without arguments: so strategy dp makes replicas.
+struct Generator : Mlp {
+  Generator() : Mlp(kNoise, 32, 2) {}
+};
+struct Critic : Mlp {
+  Critic() : Mlp(2, 32, 1) {}
+};
 
 Tensor length(const Tensor& x) { return ops::sqrt(ops::sum(x * x, {1}, true)); }
 
@@ -38,7 +46,7 @@ Tensor judged(const Tensor& logits, bool as_real) {
   return nn::bce_with_logits(logits, Tensor::full(logits.shape(), as_real, logits.dtype()));
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   const int steps = argc > 1 ? std::atoi(argv[1]) : 500;
   if (steps <= 0) {
     std::fprintf(stderr, "gan: expected a number of steps, got \"%s\"\n", argv[1]);
@@ -47,7 +55,8 @@ int main(int argc, char** argv) {
   train::Fabric fabric(train::from_environment());
   if (const auto code = fabric.launch(argc, argv)) return *code;
   fabric.seed_everything(1);
-  Mlp generator(kNoise, 32, 2), critic(2, 32, 1);
+  Generator generator;
+  Critic critic;
   optim::AdamW draws(generator.named_parameters(), {.lr = 3e-3, .beta1 = 0.5, .weight_decay = 0});
   optim::AdamW judges(critic.named_parameters(), {.lr = 3e-3, .beta1 = 0.5, .weight_decay = 0});
   fabric.setup(generator, draws);
@@ -73,4 +82,7 @@ int main(int argc, char** argv) {
   const Tensor distance = ops::mean(ops::abs(length(drawn) - 1.0));
   fabric.all_reduce(distance);
   fabric.print("mean distance from the ring {:.3f}\n", distance.item());
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "gan: %s\n", error.what());
+  return 1;
 }

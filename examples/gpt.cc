@@ -4,6 +4,9 @@
 //   gpt [STEPS]
 #include <fmt/core.h>
 
+#include <cstdio>
+#include <exception>
+
 #include "autograd/backward.h"
 #include "autograd/random.h"
 #include "data/sets/grammar.h"
@@ -20,7 +23,7 @@ Tensor loss_of(models::Gpt& model, const data::TokenBatch& batch) {
   return nn::cross_entropy(ops::flatten(model(batch.tokens), 0, 1), ops::flatten(batch.targets));
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   const int64_t steps = argc > 1 ? std::stoll(argv[1]) : 600, length = 64;
   const data::Grammar& grammar = data::Grammar::tales();
   const auto [train, held_out] = data::split_text(grammar.text(220'000, /*seed=*/1), 0.95);
@@ -45,4 +48,7 @@ int main(int argc, char** argv) {
              loss_of(model, windows.batch(0, windows.size())).item(), grammar.entropy());
   const auto sample = models::generate(model, data::tokens_of("the "), {.max_new_tokens = 60});
   fmt::print("the {}\n", data::text_of(sample));
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "gpt: %s\n", error.what());
+  return 1;
 }

@@ -1,6 +1,9 @@
 // A small classifier on the built-in images: a plain training loop.
 #include <fmt/core.h>
 
+#include <cstdio>
+#include <exception>
+
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
@@ -22,7 +25,7 @@ struct Net : nn::Sequential {
   }
 };
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   const std::string path = argc > 1 ? argv[1] : "trained.safetensors";
   manual_seed(1);
   Net model;
@@ -39,4 +42,7 @@ int main(int argc, char** argv) {
     fmt::print("step {} loss {:.4f}\n", step + 1, loss.item());
   }
   io::write_safetensors(path, model.state_dict(), {{"format", "pt"}});
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "training: %s\n", error.what());
+  return 1;
 }

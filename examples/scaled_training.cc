@@ -6,6 +6,9 @@
 // Without these variables it trains on one device. split_batches: the batch of 64 is that of all.
 #include <fmt/core.h>
 
+#include <cstdio>
+#include <exception>
+
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
@@ -28,7 +31,7 @@ struct Net : nn::Sequential {
   }
 };
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   const std::string path = argc > 1 ? argv[1] : "trained.safetensors";
   train::Fabric fabric(train::from_environment({.split_batches = true}));  // <- 1
   if (const auto code = fabric.launch(argc, argv)) return *code;           // <- 2
@@ -49,4 +52,7 @@ int main(int argc, char** argv) {
     fabric.print("step {} loss {:.4f}\n", step + 1, loss.item());  // <-
   }
   fabric.save(path);  // <-
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "training: %s\n", error.what());
+  return 1;
 }

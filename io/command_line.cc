@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <limits>
 #include <type_traits>
 
@@ -43,6 +44,24 @@ T element(const std::optional<T>*);
 template <class T>
 T element(const std::vector<T>*);
 
+/// Makes a word the whole number that it is, in decimal digits: CLI11 would take 010 for 8. Says
+/// what was expected of one that is none.
+template <class Element>
+std::string take_whole_number(std::string& word) {
+  const bool has_plus = word.starts_with('+') && !word.starts_with("+-");
+  const char *const begin = word.data() + has_plus, *const end = word.data() + word.size();
+  Element value = 0;
+  const auto [rest, error] = std::from_chars(begin, end, value);
+  if (error == std::errc() && rest == end) {
+    word = std::to_string(value);
+    return {};
+  }
+  const bool is_too_large = !word.empty() && word.find_first_not_of("0123456789") == word.npos;
+  return fmt::format(
+      "expected a whole number{}{}, got {}", std::is_unsigned_v<Element> ? ", 0 or more" : "",
+      is_too_large ? fmt::format(", at most {}", std::numeric_limits<Element>::max()) : "", word);
+}
+
 /// Numbers are numbers, which CLI11 finds out too late to say what was expected. A text is anything
 /// but the next option, unless it is joined to its own: "--prompt=--x". `words`: those that are
 /// parsed.
@@ -50,22 +69,14 @@ template <class T>
 void check_type(CLI::Option& option, const T* target,
                 const std::shared_ptr<const std::vector<std::string>>& words) {
   using Element = decltype(element(target));
-  if constexpr (std::is_arithmetic_v<Element>) {
-    const std::string expected = std::is_floating_point_v<Element> ? "a number"
-                                 : std::is_unsigned_v<Element>     ? "a whole number, 0 or more"
-                                                                   : "a whole number";
-    option.check([expected](const std::string& word) {
+  if constexpr (std::is_integral_v<Element>) {
+    option.transform(CLI::Validator(take_whole_number<Element>, ""));
+  } else if constexpr (std::is_floating_point_v<Element>) {
+    option.check([](const std::string& word) {
       Element value;
       errno = 0;
-      const bool is_right = !(std::is_unsigned_v<Element> && word.starts_with('-')) &&
-                            CLI::detail::lexical_cast(word, value) && errno != ERANGE;
-      if (is_right) return std::string();
-      const bool is_too_large = std::is_integral_v<Element> && !word.empty() &&
-                                word.find_first_not_of("0123456789") == word.npos;
-      return fmt::format(
-          "expected {}{}, got {}", expected,
-          is_too_large ? fmt::format(", at most {}", std::numeric_limits<Element>::max()) : "",
-          word);
+      const bool is_right = CLI::detail::lexical_cast(word, value) && errno != ERANGE;
+      return is_right ? std::string() : fmt::format("expected a number, got {}", word);
     });
   } else if (option.nonpositional()) {
     option.check([words](const std::string& word) {
@@ -110,6 +121,21 @@ std::string unknown_word(const CLI::App& program, const std::vector<std::string>
   return option == end ? unknown[0] : *option;
 }
 
+/// The first option with a value that is joined to none, "--epochs="; "": there is no such. CLI11
+/// would take the next word, or what the option means without a value.
+std::string joined_to_nothing(const CLI::App& program, const std::vector<std::string>& given) {
+  const CLI::App& command = named_command(program);
+  if (command.get_prefix_command()) return {};
+  const auto end = std::ranges::find(given, "--");
+  for (auto word = given.begin(); word != end; ++word) {
+    if (!word->starts_with("--") || word->find('=') + 1 != word->size()) continue;
+    const std::string name = word->substr(0, word->size() - 1);
+    const CLI::Option* const option = command.get_option_no_throw(name);
+    if (option && option->get_items_expected_max() > 0) return name;
+  }
+  return {};
+}
+
 /// What is wrong with the first word that no command knows; "": all are known.
 std::string fault_of_words(const CLI::App& program, const std::vector<std::string>& given) {
   const CLI::App& command = named_command(program);
@@ -119,7 +145,8 @@ std::string fault_of_words(const CLI::App& program, const std::vector<std::strin
   std::string word = unknown_word(program, given, !known.empty());
   if (word.empty()) return {};
   const char* kind = known.empty() ? "argument" : "command";
-  if (word.starts_with('-')) {
+  const auto end = std::ranges::find(given, "--");  // behind it nothing is an option
+  if (word.starts_with('-') && std::find(given.begin(), end, word) != end) {
     kind = "option";
     word = word.substr(0, word.find('='));
     known.clear();
@@ -153,6 +180,12 @@ Check one_of(const std::vector<std::string>& names) {
                ? std::string()
                : fmt::format("expected one of {}, got \"{}\"{}", fmt::join(names, ", "), word,
                              did_you_mean(word, names));
+  };
+  return std::make_shared<CLI::Validator>(check, "");
+}
+Check not_empty() {
+  const auto check = [](const std::string& word) {
+    return std::string(word.empty() ? "expected a value, got none" : "");
   };
   return std::make_shared<CLI::Validator>(check, "");
 }
@@ -245,7 +278,9 @@ std::optional<std::string> Command::parse(std::vector<std::string> words) {
   std::ranges::reverse(words);  // as CLI11 takes them
   try {
     app_->parse(std::move(words));
-    return {};
+    const std::string empty = joined_to_nothing(*app_, *words_);
+    if (empty.empty()) return {};
+    throw ParseError(empty + ": expected a value, got none; see --help");
   } catch (const CLI::CallForHelp&) {
     return help();
   } catch (const CLI::CallForVersion& version) {

@@ -35,6 +35,8 @@ Check in_range(int least, int most);
 Check in_range(double least, double most);
 Check one_of(const std::vector<std::string>& names);
 Check existing_file();
+/// Of a text: one that is not empty, as that of an unset variable of a shell is.
+Check not_empty();
 
 /// What an option may have besides its name, its value and its help.
 struct OptionForm {

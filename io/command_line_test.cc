@@ -124,6 +124,35 @@ TEST_CASE("A command line sets values of each kind, and leaves the others") {
   CHECK_FALSE(absent.has_value());
 }
 
+TEST_CASE("Whole numbers are decimal, with zeros in front or without") {
+  int devices = 0;
+  int64_t count = 0;
+  uint64_t seed = 0;
+  std::optional<int64_t> size;
+  std::vector<int64_t> batches;
+  double lr = 0;
+  Command weft("weft", "Weft");
+  weft.option("--devices", devices, "", {.check = in_range(-10, 64)});
+  weft.option("--count", count, "");
+  weft.option("--seed", seed, "");
+  weft.option("--size", size, "");
+  weft.option("--batches", batches, "", {.delimiter = ','});
+  weft.option("--lr", lr, "");
+  CHECK_FALSE(weft.parse({"--devices", "064", "--count=-010", "--seed", "08", "--size", "+0010",
+                          "--batches", "00,016,9", "--lr", "010.5"}));
+  CHECK(devices == 64);
+  CHECK(count == -10);
+  CHECK(seed == 8);
+  CHECK(size == 10);
+  CHECK(batches == std::vector<int64_t>{0, 16, 9});
+  CHECK(lr == 10.5);
+  for (const char* word : {"0x10", "0b1", "1e3", "true", "+-7", "7 ", "--", ""}) {
+    INFO(word);
+    CHECK_THROWS_WITH(weft.parse({"--count=" + std::string(word)}),
+                      Contains("--count: expected a"));
+  }
+}
+
 TEST_CASE("What follows a value is called in the options' order, for those that are given") {
   Command weft("weft", "Weft");
   int epochs = 0, watch = 0, other = 0;
@@ -142,11 +171,11 @@ TEST_CASE("What follows a value is called in the options' order, for those that 
 }
 
 TEST_CASE("A mistake in a command line is named") {
-  int devices = 0, nodes = 1, rank = 0;
+  int devices = 0, nodes = 1, rank = 0, watch = 0;
   uint64_t seed = 0;
   double share = 0.5, scale = 1;
   std::vector<double> betas;
-  std::string format = "bf16", file, host;
+  std::string format = "bf16", file, host, run;
   int64_t port = 0;
   Words names;
   bool is_dry = false;
@@ -164,6 +193,8 @@ TEST_CASE("A mistake in a command line is named") {
     weft.option("--nodes", nodes, "", {.excludes = {"--hosts"}});
     weft.option("--port", port, "", {.needs = {"--hosts"}});
     weft.option("--names", names, "", {.delimiter = ','});
+    weft.option("--run", run, "", {.check = not_empty()});
+    weft.option("--watch", watch, "", {.usual = "10", .count = {{0, 1}}});
     weft.flag("--dry", is_dry, "");
     weft.add_check("--nodes", in_range(2, 8));
     return weft.parse(words);
@@ -209,6 +240,7 @@ TEST_CASE("A mistake in a command line is named") {
   CHECK_THROWS_WITH(parse({"--device", "2"}),
                     "unknown option \"--device\"; did you mean \"--devices\"?");
   CHECK(fault({"words"}) == "unknown argument \"words\"; see --help");
+  CHECK(fault({"--", "--rank", "3"}) == "unknown argument \"--rank\"; see --help");
 
   // A number that is too large is none, and not the largest one.
   CHECK(fault({"--hosts", "a", "--port", "99999999999999999999"}) ==
@@ -224,6 +256,15 @@ TEST_CASE("A mistake in a command line is named") {
   CHECK_THAT(fault({"--names", "--dry"}), Contains("--names: expected a value, got --dry"));
   CHECK_THAT(fault({"--rank", "--dry"}), Contains("--rank: expected a whole number, got --dry"));
   CHECK(fault({"--hosts"}) == "--hosts: expected a value, got none; see --help");
+  // Nor is the next word that of an option that is joined to none, nor is what it means without.
+  for (const Words& words : {Words{"--watch="}, {"--watch=", "--dry"}, {"--watch=", "4"}}) {
+    CHECK(fault(words) == "--watch: expected a value, got none; see --help");
+  }
+  CHECK(fault({"--hosts=", "a"}) == "--hosts: expected a value, got none; see --help");
+  CHECK(fault({"--run", ""}) == "--run: expected a value, got none; see --help");
+  CHECK(fault({"--hosts", ""}).empty());
+  CHECK(fault({"--hosts=a=", "--watch=4"}).empty());
+  CHECK(watch == 4);
   CHECK(fault({"--hosts", "-a"}).empty());
   CHECK(fault({"--hosts=--a"}).empty());
   CHECK(host == "--a");

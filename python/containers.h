@@ -1,5 +1,5 @@
-// Tuples, lists and dicts of Python's, nested, and the leaves in them, of any class. Whoever calls
-// holds the interpreter's lock.
+// Tuples, lists, dicts and dataclasses of Python's, nested, and the leaves in them, of any other
+// class. Whoever calls holds the interpreter's lock.
 #pragma once
 
 #include <functional>
@@ -12,10 +12,22 @@ namespace weft::python {
 /// The name of an object's class, for errors: "list", "numpy.ndarray".
 inline std::string type_of(nb::handle object) { return nb::type_name(object.type()).c_str(); }
 
+/// A level of a function that follows Python's objects into each other: with it one that holds
+/// itself ends as Python's RecursionError, " in what was walked".
+struct Depth {
+  explicit Depth(const char* where) {
+    if (Py_EnterRecursiveCall(where)) throw nb::python_error();
+  }
+  ~Depth() { Py_LeaveRecursiveCall(); }
+  Depth(const Depth&) = delete;
+  Depth& operator=(const Depth&) = delete;
+};
+
 /// Calls f with each leaf, in order.
 void for_each_leaf(nb::handle part, const std::function<void(nb::handle)>& f);
 
-/// The containers anew, each of its own class, with what f makes of each leaf, in the same order.
+/// The same with what f makes of each leaf in its place. A container in which that changes nothing
+/// is itself; others are new, of their own class and with their attributes.
 nb::object with_each_leaf(nb::handle part, const std::function<nb::object(nb::handle)>& f);
 
 }  // namespace weft::python

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "python/containers.h"
+
 namespace weft::python {
 namespace {
 
@@ -24,16 +26,6 @@ const std::string* word_of(const nlohmann::json& json, const char* kind) {
   return json.at(kind).get_ptr<const std::string*>();
 }
 
-/// A list that holds itself ends as Python's RecursionError.
-struct Depth {
-  Depth() {
-    if (Py_EnterRecursiveCall(" in what JSON is to hold")) throw nb::python_error();
-  }
-  ~Depth() { Py_LeaveRecursiveCall(); }
-  Depth(const Depth&) = delete;
-  Depth& operator=(const Depth&) = delete;
-};
-
 /// JSON's parser would take a longer integer for a float.
 void check_integer(nb::handle integer) {
   int overflow = 0;
@@ -49,9 +41,17 @@ void check_integer(nb::handle integer) {
       fmt::format("expected an integer of 64 bits, got {}", nb::repr(integer).c_str()).c_str());
 }
 
+/// json.dumps would make a text of a number.
+void check_key(nb::handle key) {
+  if (PyUnicode_Check(key.ptr())) return;
+  throw nb::type_error(fmt::format("expected texts as a dict's keys, got {}, a {}",
+                                   nb::repr(key).c_str(), type_of(key))
+                           .c_str());
+}
+
 /// The object for json.dumps, with the words above.
 nb::object in_words(nb::handle object, NamedTensors* tensors) {
-  const Depth depth;
+  const Depth depth(" in what JSON is to hold");
   PyObject* const p = object.ptr();
   if (PyFloat_Check(p)) {
     const double value = PyFloat_AS_DOUBLE(p);
@@ -70,6 +70,7 @@ nb::object in_words(nb::handle object, NamedTensors* tensors) {
   if (PyDict_Check(p)) {
     nb::dict dict;
     for (const auto& [key, value] : nb::borrow<nb::dict>(object)) {
+      check_key(key);
       dict[key] = in_words(value, tensors);
     }
     return dict;

@@ -13,8 +13,9 @@ namespace weft::python {
 /// Throws Error naming a tensor that is not among `tensors`.
 nb::object object_of(const nlohmann::json& json, const NamedTensors& tensors = {});
 
-/// Tensors anywhere inside are appended to `tensors`, and numbered. Throws a TypeError for what
-/// JSON cannot hold; without `tensors` those are some of it.
+/// Tensors anywhere inside are appended to `tensors`, and numbered. A tuple is a list there, and a
+/// dict has no order. Throws a TypeError for what JSON cannot hold: keys that are no texts,
+/// objects, and without `tensors` tensors.
 nlohmann::json json_of(nb::handle object, NamedTensors* tensors = nullptr);
 
 }  // namespace weft::python

@@ -1,6 +1,5 @@
 #include "python/model_call.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "python/containers.h"
@@ -50,8 +49,7 @@ nb::object of_one_tensor(const std::string& why, nb::handle model, const nb::arg
 
 using Led = std::function<Tensors(const std::function<Tensors()>&)>;
 
-/// What call() returns, with its tensors as lead() hands them on. The object itself where they stay
-/// what they are.
+/// What call() returns, with its tensors as lead() hands them on.
 nb::object led(const Led& lead, const std::function<nb::object()>& call) {
   nb::object result;
   Tensors before;
@@ -66,12 +64,11 @@ nb::object led(const Led& lead, const std::function<nb::object()>& call) {
       return before;
     });
   }();
-  const bool is_same = std::ranges::equal(
-      before, after, [](const Tensor& a, const Tensor& b) { return a.is_same(b); });
-  if (is_same) return result;
   auto next = after.begin();
   return with_each_leaf(result, [&](nb::handle leaf) {
-    return nb::isinstance<Tensor>(leaf) ? nb::cast(*next++) : nb::borrow(leaf);
+    if (!nb::isinstance<Tensor>(leaf)) return nb::borrow(leaf);
+    const Tensor& y = *next++;
+    return y.is_same(nb::cast<const Tensor&>(leaf)) ? nb::borrow(leaf) : nb::cast(y);
   });
 }
 
@@ -79,24 +76,17 @@ nb::object led(const Led& lead, const std::function<nb::object()>& call) {
 nb::object call_function(const Fabric& fabric, const Led& lead, nb::handle model,
                          const nb::args& arguments, const nb::kwargs& options) {
   auto& module = nb::cast<Module&>(model);
-  bool is_changed = false;
   // What comes first may be an image of bytes.
   bool is_first = arguments.size() > 0 && nb::isinstance<Tensor>(arguments[0]);
   const auto input = [&](nb::handle leaf) -> nb::object {
     if (!nb::isinstance<Tensor>(leaf)) return nb::borrow(leaf);
     const auto& x = nb::cast<const Tensor&>(leaf);
     const Tensor here = fabric.input(x, std::exchange(is_first, false));
-    if (here.is_same(x)) return nb::borrow(leaf);
-    is_changed = true;
-    return nb::cast(here);
+    return here.is_same(x) ? nb::borrow(leaf) : nb::cast(here);
   };
-  nb::object moved = with_each_leaf(arguments, input);
-  nb::object moved_options = with_each_leaf(options, input);
-  // Containers that a model keeps or fills are the caller's, where nothing in them has moved.
-  if (!is_changed) {
-    moved = arguments;
-    moved_options = options;
-  }
+  // Containers that a model keeps or fills are the caller's, where nothing in them moves.
+  const nb::object moved = with_each_leaf(arguments, input);
+  const nb::object moved_options = with_each_leaf(options, input);
   return led(lead, [&]() -> nb::object {
     const auto given = nb::borrow<nb::args>(moved);
     const auto named = nb::borrow<nb::kwargs>(moved_options);

@@ -9,9 +9,9 @@
 namespace weft::python {
 
 /// model(*arguments, **options) of a model that has a route (nn/module.h). Where its strategy calls
-/// functions, any arguments go: the tensors among them, in tuples, lists and dicts, are moved and
-/// cast as the Fabric says, and so are those that come back. Elsewhere one tensor goes in and out;
-/// else a TypeError names the strategy.
+/// functions, any arguments go: the tensors among them, also in tuples, lists, dicts and
+/// dataclasses, are moved and cast as the Fabric says, and so are those that come back. Elsewhere
+/// one tensor goes in and out; else a TypeError names the strategy.
 nb::object call_set_up(nb::handle model, const nb::args& arguments, const nb::kwargs& options);
 
 /// module(*arguments, **options) of one without a route for which a function stands in: of one

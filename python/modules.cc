@@ -8,9 +8,12 @@
 #include <unordered_set>
 
 #include "autograd/random.h"
+#include "core/scoped_value.h"
 #include "nn/layers.h"
 #include "nn/meta.h"
 #include "python/bindings.h"
+#include "python/containers.h"
+#include "train/fabric.h"
 
 namespace weft::python {
 namespace {
@@ -215,7 +218,13 @@ void bind_structure(nb::module_& m) {
       "segments: the model as a chain; each parameter and buffer belongs to one of them: pipeline, "
       "and models larger than memory.\n"
       "replica: a function that makes another of the same architecture: dp. Without one the model "
-      "is copied by copy.deepcopy().")
+      "is copied by copy.deepcopy().\n\n"
+      "Under dp an attribute that is assigned to a module, of a class written in Python, after "
+      "setup() is assigned to those of the replicas as well, by copy.deepcopy(), and itself where "
+      "it cannot be copied; one that is changed in place is not. Each replica keeps what its "
+      "forward() stores in self. Of the first's, which has the first part of the batch, the model "
+      "gets numbers and texts that are assigned, also in tuples, lists, dicts and dataclasses, and "
+      "buffers.")
       .def(
           "__init__",
           [](ModelStructure* self, nb::handle units, Pairs mlps,
@@ -441,7 +450,108 @@ nb::object deep_copy(nb::handle_t<Module> self, nb::dict memo) {
   return copies[0].second;
 }
 
+/// The module's name in a model; none: it is of another.
+std::optional<std::string> name_in(Module& model, const Module& module) {
+  for (const auto& [name, part] : model.named_modules()) {
+    if (part == &module) return name;
+  }
+  return {};
+}
+
+/// By which copy.deepcopy() puts a model's modules and tensors in the place of another's.
+nb::dict memo_of(Module& from, Module& to) {
+  nb::dict memo;
+  const auto add = [](const auto& theirs, const auto& ours, const auto& pair) {
+    for (const auto& [name, original] : theirs) {
+      const auto found =
+          std::ranges::find(ours, name, [](const auto& entry) { return entry.first; });
+      if (found != ours.end()) pair(original, found->second);
+    }
+  };
+  add(from.named_modules(), to.named_modules(), [&](const Module* theirs, Module* ours) {
+    memo[key_of(theirs)] = nb::cast(ours, nb::rv_policy::reference);
+  });
+  const auto pair = [&](const Tensor& theirs, const Tensor& ours) {
+    memo[key_of(theirs.id())] = nb::cast(ours);
+  };
+  add(from.named_parameters(), to.named_parameters(), pair);
+  add(from.named_buffers(), to.named_buffers(), pair);
+  return memo;
+}
+
+bool is_plain(nb::handle value) {
+  bool is_plain = true;
+  for_each_leaf(value, [&](nb::handle leaf) {
+    PyObject* const p = leaf.ptr();
+    is_plain = is_plain && (leaf.is_none() || PyLong_Check(p) || PyFloat_Check(p) ||
+                            PyUnicode_Check(p) || PyBytes_Check(p));
+  });
+  return is_plain;
+}
+
+/// Sets an attribute of the module of that name.
+void set_in(Module& model, const std::string& module, nb::handle name, nb::handle value) {
+  for (const auto& [path, part] : model.named_modules()) {
+    if (path != module) continue;
+    nb::setattr(nb::cast(part, nb::rv_policy::reference), name, value);
+    return;
+  }
+}
+
+nb::object copy_for(nb::handle value, Module& from, Module& to) {
+  const nb::object copy = nb::module_::import_("copy").attr("deepcopy");
+  if (is_plain(value)) return copy(value);
+  try {
+    return copy(value, memo_of(from, to));
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    return nb::borrow(value);  // a lock, the model's Fabric
+  }
+}
+
+/// While this thread passes an attribute on.
+thread_local bool is_following = false;
+
 }  // namespace
+
+struct Replicas {
+  Module& model;  // it is there where Fabric::of() knows it
+  std::vector<std::weak_ptr<Module>> all;
+};
+
+nn::ModelStructure with_followers(nn::ModelStructure structure, Module& module) {
+  const auto replicas = std::make_shared<Replicas>(Replicas{module, {}});
+  structure.replica = [make = structure.replica, replicas] {
+    std::shared_ptr<Module> made = make();
+    replicas->all.push_back(made);
+    for (Module* const model : {&replicas->model, made.get()}) {
+      for (const auto& [name, part] : model->named_modules()) {
+        if (auto* const known = dynamic_cast<Replicated*>(part)) known->replicas = replicas;
+      }
+    }
+    return made;
+  };
+  return structure;
+}
+
+void follow_attribute(Module& module, nb::handle name, nb::handle value) {
+  const auto* const known = dynamic_cast<const Replicated*>(&module);
+  if (is_following || !known || !known->replicas) return;
+  const std::shared_ptr<Replicas> replicas = known->replicas;
+  Module& model = replicas->model;
+  if (!train::Fabric::of(model)) return;
+  const ScopedValue following(is_following, true);
+  if (const auto path = name_in(model, module)) {
+    for (const std::weak_ptr<Module>& one : replicas->all) {
+      const std::shared_ptr<Module> replica = one.lock();
+      if (replica) set_in(*replica, *path, name, copy_for(value, model, *replica));
+    }
+    return;
+  }
+  const std::shared_ptr<Module> first = replicas->all.front().lock();
+  const auto path = first ? name_in(*first, module) : std::nullopt;
+  if (path && is_plain(value)) set_in(model, *path, name, copy_for(value, *first, model));
+}
 
 void bind_structures(nb::module_& m, nb::class_<Module, Derivable<Module>>& module) {
   bind_structure(m);

@@ -76,9 +76,24 @@ nn::ModelStructure read_structure(nb::handle module, nb::handle returned);
 /// throw Error naming the class that cannot be copied.
 nn::ModelStructure with_replica(nn::ModelStructure structure, nn::Module& module);
 
+/// A model of which replicas were made, and these.
+struct Replicas;
+/// A module of a class that is written in Python: a part of such a model, or of a replica.
+struct Replicated {
+  std::shared_ptr<Replicas> replicas;  // null: neither
+};
+/// The structure with replicas that attributes follow to.
+nn::ModelStructure with_followers(nn::ModelStructure structure, nn::Module& module);
+/// An attribute of a module was set, to what is no tensor that the module had. A part of a model:
+/// the replicas get what copy.deepcopy() makes of it, which knows their modules and tensors by
+/// those of the model, or itself where it cannot be copied. A part of the first replica: the model
+/// gets numbers, texts and None, also in tuples, lists, dicts and dataclasses, and nothing else:
+/// what the others do is of another part of the batch, and a tensor's history of the replica alone.
+void follow_attribute(nn::Module& module, nb::handle name, nb::handle value);
+
 /// A C++ class of modules that Python may derive from: what Python defines is then C++'s, too.
 template <class Base>
-struct Derivable : Base, nn::NamesItsClass {
+struct Derivable : Base, nn::NamesItsClass, Replicated {
   NB_TRAMPOLINE(Base);
   Tensor forward(const Tensor& x) override {
     const Overridden own(nb_trampoline, "forward");
@@ -86,8 +101,9 @@ struct Derivable : Base, nn::NamesItsClass {
   }
   nn::ModelStructure structure() override {
     const Overridden own(nb_trampoline, "structure");
-    return with_replica(own ? read_structure(nb_trampoline.base(), own()) : Base::structure(),
-                        *this);
+    nn::ModelStructure structure =
+        own ? read_structure(nb_trampoline.base(), own()) : Base::structure();
+    return with_followers(with_replica(std::move(structure), *this), *this);
   }
   std::string class_name() const override {
     const nb::gil_scoped_acquire locked;

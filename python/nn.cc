@@ -33,6 +33,7 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
   auto& module = module_of(self);
   const std::string_view text = name.c_str();
   nb::object stored = nb::borrow(value);
+  bool has_followed = false;
   if (nb::isinstance<Module>(value)) {
     const auto child = nb::cast<std::shared_ptr<Module>>(value);
     for (const auto& [path, below] : child->named_modules()) {
@@ -49,11 +50,13 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
       Tensor kept = *own;
       kept.set_data(detach(x));
       stored = nb::cast(kept);
+      has_followed = true;  // replicas look at each call
     } else if (x.requires_grad() && x.autograd()->requires_grad) {
       ModuleAccess::parameter_of(module, text, x);
     }
   }
   if (PyObject_GenericSetAttr(self.ptr(), name.ptr(), stored.ptr()) != 0) throw nb::python_error();
+  if (!has_followed) follow_attribute(module, name, stored);
 }
 
 /// Of tensors and children that C++ registered.

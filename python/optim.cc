@@ -14,6 +14,7 @@
 #include "python/exchange.h"
 #include "python/json.h"
 #include "python/named_tensors.h"
+#include "python/schedule.h"
 
 namespace weft::python {
 namespace {
@@ -165,7 +166,6 @@ void bind_optimizer(nb::module_& m) {
 }
 
 void bind_schedules(nb::module_ m) {
-  using optim::Schedule;
   const auto schedule = [&](const char* name, auto f, const auto&... extra) {
     m.def(name, f, extra..., docs(std::string("optim::") + name));
   };
@@ -188,7 +188,12 @@ void bind_schedules(nb::module_ m) {
   schedule("sequential", &optim::sequential, "schedules"_a, "milestones"_a);
   schedule("per_epoch", &optim::per_epoch, "schedule"_a, "steps_per_epoch"_a);
   nb::class_<optim::Scheduler>(m, "Scheduler", docs("optim::Scheduler"))
-      .def(nb::init<Optimizer&, Schedule>(), "optimizer"_a, "schedule"_a, nb::keep_alive<1, 2>())
+      .def(
+          "__init__",
+          [](optim::Scheduler* self, Optimizer& optimizer, ScheduleFunction schedule) {
+            new (self) optim::Scheduler(optimizer, schedule_of("Scheduler", std::move(schedule)));
+          },
+          "optimizer"_a, "schedule"_a, nb::keep_alive<1, 2>())
       .def("step", &optim::Scheduler::step, docs("optim::Scheduler::step"))
       .def_prop_ro("step_count", &optim::Scheduler::step_count, "How often step() was called.")
       .def(

@@ -31,6 +31,16 @@ optim::GradScalerOptions scaler_of(const FabricOptions& options, const Precision
   return scaler;
 }
 
+/// What starts this program again. A virtual environment's python is a link to another, and finds
+/// its packages by the name that it was started under.
+std::string this_program(const std::string& name) {
+  const std::filesystem::path itself = "/proc/self/exe", given = name;
+  std::error_code missing;
+  const bool leads_here =
+      given.is_absolute() && std::filesystem::equivalent(given, itself, missing);
+  return leads_here ? name : std::filesystem::read_symlink(itself).string();
+}
+
 /// With our names, and what the strategy has to know of the precision.
 FabricOptions completed(FabricOptions options) {
   options.strategy = dist::named_here(options.strategy);
@@ -125,7 +135,7 @@ std::optional<int> Fabric::launch(int argc, char** argv) {
                "each",
                options_.num_nodes);
     std::vector<std::string> command(argv, argv + argc);
-    command.at(0) = std::filesystem::read_symlink("/proc/self/exe");
+    command.at(0) = this_program(command.at(0));
     return dist::launch({.ranks = sharing().ranks()}, command);
   }
   launch(dist::is_rank() ? dist::join_world() : nullptr);
@@ -172,7 +182,34 @@ dist::Strategy& Fabric::strategy() const {
   return models_.empty() ? *geometry_ : *models_.front()->strategy;
 }
 
-void Fabric::setup_dataloader(data::Loader& loader, bool use_distributed_sampler) const {
+void Fabric::check_optimizer(const optim::Optimizer& optimizer, const nn::Module* coming) const {
+  WEFT_CHECK(!optimizer.has_route(), "fabric: the optimizer was set up already");
+  if (low_bits_) low_bits_->check(optimizer);
+  WEFT_CHECK(!optimizer.has_stepped(),
+             "fabric: set an optimizer up before its first step: its state is of whole parameters");
+  std::unordered_set<const void*> to_come;
+  if (coming) {
+    for (const Tensor& tensor : coming->parameters()) to_come.insert(tensor.id());
+  }
+  for (const optim::ParameterGroup& group : optimizer.groups()) {
+    for (const auto& [name, tensor] : group.parameters) {
+      WEFT_CHECK(to_come.contains(tensor.id()) || find_parameter(tensor).first,
+                 "fabric: parameter \"{}\" of the optimizer is of no model that was set up", name);
+    }
+  }
+}
+
+std::vector<nn::Module*> Fabric::models_of(const optim::Optimizer& optimizer) const {
+  std::vector<nn::Module*> modules;
+  for (const auto& entry : optimizers_) {
+    if (entry->optimizer != &optimizer || entry->is_alive.expired()) continue;
+    for (const Model* const model : entry->models) modules.push_back(model->module);
+  }
+  return modules;
+}
+
+void Fabric::setup_dataloader(data::Loader& loader, bool use_distributed_sampler,
+                              bool move_to_device) const {
   WEFT_CHECK(geometry_, "fabric: call launch() before setup_dataloader()");
   data::LoaderOptions options = loader.options();
   if (use_distributed_sampler) {
@@ -181,7 +218,7 @@ void Fabric::setup_dataloader(data::Loader& loader, bool use_distributed_sampler
     options.rank = data_rank();
     options.fills_empty = true;
   }
-  options.device = device_;
+  if (move_to_device) options.device = device_;
   options.watch = watch_;
   loader.set_options(options);
 }
@@ -220,13 +257,13 @@ Tensor Fabric::all_gather(const Tensor& x) const {
 
 Tensor Fabric::gather_for_metrics(const Tensor& x) const {
   WEFT_CHECK(x.dim() > 0, "gather_for_metrics: expected a row for each sample, got {}", x);
-  return gather_rows(x, std::max<int64_t>(0, x.size(0) - watch_->fillers));
+  return gather_rows(x, std::max<int64_t>(0, x.size(0) - watch_->latest().fillers));
 }
 
 Tensor Fabric::gather_for_metrics(double value) const {
   // A batch of fillers is another rank's.
   return gather_rows(to_device(Tensor::from(std::vector{value}, {1}), device_),
-                     watch_->fillers > 0 ? 0 : 1);
+                     watch_->latest().fillers > 0 ? 0 : 1);
 }
 
 /// The first rows of each data rank's x, one rank after another.

@@ -134,7 +134,8 @@ class Fabric {
 
   /// With several devices, outside mpirun and srun: starts this program again as so many ranks,
   /// waits, and returns their exit code, with which main() is to end. Otherwise joins the ranks
-  /// that are there and returns nothing.
+  /// that are there and returns nothing. The ranks have this program's name where argv[0] is an
+  /// absolute path to it: an interpreter finds its packages by that.
   [[nodiscard]] std::optional<int> launch(int argc, char** argv);
   /// Joins ranks that are there already, such as threads of a test; null for a process alone.
   void launch(dist::CommunicatorPtr world);
@@ -157,42 +158,61 @@ class Fabric {
   const dist::CommunicatorPtr& world() const { return world_; }
   /// As given, with our names.
   const FabricOptions& options() const { return options_; }
-  /// Of the batch that a loader of this Fabric gave last.
-  const data::LoaderWatch& latest_batch() const { return *watch_; }
+  /// Of the batch that a loader of this Fabric gave last, of those that are in an epoch.
+  data::LoaderWatch latest_batch() const { return watch_->latest(); }
+  /// To which these loaders say what they give.
+  const std::shared_ptr<data::WatchedLoaders>& watch() const { return watch_; }
 
   /// Takes over a model and optimizers of its parameters, which have not stepped yet: shards them
   /// as the strategy says, and moves the model to the device. The strategy asks the model for its
   /// structure. Under dp replicas are made by the model's default constructor where the structure
-  /// does not say how.
+  /// does not say how. A model whose Fabric is gone may be set up again where that has left it
+  /// whole. Throws Error for one that shares parameters with another that was set up.
   template <std::derived_from<nn::Module> Model, std::derived_from<optim::Optimizer>... Optimizers>
   void setup(Model& model, Optimizers&... optimizers) {
+    (check_optimizer(optimizers, &model), ...);
     setup_model(model, structure_of(model));
     (setup_optimizer(optimizers), ...);
   }
   /// The same, for a model that does not describe itself.
   void setup(nn::Module& model, optim::Optimizer& optimizer, const nn::ModelStructure& structure) {
+    check_optimizer(optimizer, &model);
     setup_model(model, structure);
     setup_optimizer(optimizer);
   }
   void setup_model(nn::Module& model, const nn::ModelStructure& structure);
-  /// Of parameters of models that were set up, one or several.
+  /// Of parameters of models that were set up, one or several. Where a loss is scaled a parameter
+  /// may be in one optimizer alone.
   void setup_optimizer(optim::Optimizer& optimizer);
+  /// Throws Error, as setup_optimizer() would, before anything has changed: for an optimizer that
+  /// was set up, has stepped, or has parameters of neither `coming`, a model that is about to be
+  /// set up or null, nor those that were.
+  void check_optimizer(const optim::Optimizer& optimizer, const nn::Module* coming) const;
+  /// Whose parameters an optimizer that was set up has.
+  std::vector<nn::Module*> models_of(const optim::Optimizer& optimizer) const;
+  /// Gives up a model and the optimizers of it: it is a module like any other again, without
+  /// gradients, and may be set up elsewhere. Throws Error where this rank does not have all of it.
+  void release(nn::Module& model);
 
   /// From here on the loader gives this rank's share, on its device: batches of its batch_size for
   /// each device, or with split_batches a part of each batch. Ranks that share a layer or a
   /// pipeline get the same; with dp one batch holds those of all devices. A share that would be
   /// empty holds a sample that another rank has as well. Without use_distributed_sampler the loader
-  /// gives what it would alone, on this rank's device: it knows of the ranks by itself.
-  void setup_dataloader(data::Loader& loader, bool use_distributed_sampler = true) const;
+  /// gives what it would alone, on this rank's device: it knows of the ranks by itself. Without
+  /// move_to_device batches are where the loader's own options say.
+  void setup_dataloader(data::Loader& loader, bool use_distributed_sampler = true,
+                        bool move_to_device = true) const;
   /// The same for a new loader; its batch_size is always that of each device.
   std::unique_ptr<data::Loader> setup_dataloader(data::DatasetPtr dataset,
                                                  data::LoaderOptions options) const;
   /// The same for any other loader (shared_loader.h): `auto shared = fabric.share(loader);`, then
   /// shared.next(). Every rank reads all of `loader`, which must give the same on each, unless it
-  /// is without use_distributed_sampler.
+  /// is without use_distributed_sampler. Without move_to_device batches stay where they are.
   template <class Source>
-  SharedLoader<Source> share(Source& loader, bool use_distributed_sampler = true) const {
+  SharedLoader<Source> share(Source& loader, bool use_distributed_sampler = true,
+                             bool move_to_device = true) const {
     SharedLoaderOptions options = {.device = device_, .watch = watch_};
+    if (!move_to_device) options.device.reset();
     if (use_distributed_sampler) {
       options.ranks = data_size();
       options.rank = data_rank();
@@ -242,9 +262,13 @@ class Fabric {
   /// For the body of a loop of which options.accumulate rounds are one step of these models, as
   /// `accelerator.accumulate`: while the result lives, backward() divides their gradients by them,
   /// and until the last of them, or the last batch of a loader of this Fabric, step() of their
-  /// optimizers is left out, zero_grad() of these keeps what has added up, and clipping does
-  /// nothing. Other models' gradients are whole, and their optimizers step. Throws Error for models
-  /// of which one has had more rounds of its step than another.
+  /// optimizers is left out and clipping does nothing. Of several loaders that counts whose epoch
+  /// began last and is not over; one that is left in the midst of it has to be sought or go.
+  /// zero_grad() of these optimizers keeps what has added up, of all their models: it may begin the
+  /// loop's body or end it. In the last round it keeps that for a backward() or step() which
+  /// follows; without one, in the place of step(), it leaves the step out and drops all, at the
+  /// latest when the round ends. Other models' gradients are whole, and their optimizers step.
+  /// Throws Error for models of which one has had more rounds of its step than another.
   [[nodiscard]] std::shared_ptr<void> accumulate(const std::vector<nn::Module*>& models);
   [[nodiscard]] std::shared_ptr<void> accumulate(nn::Module& model) {
     return accumulate(std::vector<nn::Module*>{&model});
@@ -277,7 +301,7 @@ class Fabric {
   /// [ranks, ...]: every rank's x, where x is. The gradient of x is the sum of what the ranks do
   /// with it.
   Tensor all_gather(const Tensor& x) const;
-  /// [samples, ...]: the data ranks' rows, one after another, each sample of the latest batch once:
+  /// [samples, ...]: the data ranks' rows, one after another, each sample of latest_batch() once:
   /// without the rows that a loader of this Fabric filled up with. Rows may differ in number.
   Tensor gather_for_metrics(const Tensor& x) const;
   /// The same of one number of each rank's batch: f64 [data ranks].
@@ -285,7 +309,8 @@ class Fabric {
   void broadcast(const Tensor& x, int source = 0) const;
   void barrier() const;
 
-  /// The whole of the only model as a safetensors file, written by rank 0. Every rank calls both.
+  /// The whole of the only model as a safetensors file, written by rank 0. Every rank calls both,
+  /// and gets an Error where rank 0 cannot write.
   void save(const std::string& path);
   void load(const std::string& path);
   /// Any state by the caller's names: `save(path, {{"model", &model}, {"optimizer", &optimizer},
@@ -299,7 +324,9 @@ class Fabric {
   }
   /// The same; a sharded state is copied, and written while training goes on. It is complete after
   /// a step of an optimizer, the next save or wait_for_save(), whatever comes first; that throws
-  /// what went wrong. Rank 0 then calls `then`. The path is rank 0's.
+  /// what went wrong, a step before anything has changed. Rank 0 then calls `then`, and what this
+  /// throws is thrown there, and elsewhere as an Error. The path is rank 0's. A Fabric that goes
+  /// before that has dropped the state, and says so.
   void async_save(const std::string& path, const std::vector<NamedState>& states,
                   const std::function<void()>& then = {});
   void wait_for_save();
@@ -339,10 +366,12 @@ class Fabric {
   /// alone: a model's optimizers may have some of its parameters each, and step and drop gradients
   /// when they like; a backward pass may reach some parameters and not others.
   struct Parameter {
+    std::string name;           // in the model
     Tensor whole;               // the model's
     Tensor kept;                // what this rank has of it, and the optimizer
     bool is_touched = false;    // by the backward under way, or the latest
-    bool is_adding_up = false;  // accumulate() has a gradient of a step to come
+    bool is_reached = false;    // by one since the gradient was dropped
+    bool is_adding_up = false;  // accumulate() has a gradient of a step to come, of its optimizer
     // Where ranks have different samples.
     bool is_local = false;  // the gradient is this rank's alone; else summed over the ranks
     Tensor sum_aside = {};  // what was summed while others come that are this rank's alone
@@ -369,6 +398,7 @@ class Fabric {
     std::vector<Model*> models;
     bool is_unscaled = false;  // its gradients, since they were computed
     bool is_used_up = false;   // a step has used them; zero_grad() is due where a loss is scaled
+    bool is_drop_due = false;  // at the round's end, unless a backward or a step comes before
   };
   class Gradients;
 
@@ -380,11 +410,15 @@ class Fabric {
   void check_logits(const nn::Module& model) const;
   void lead_part(Model& model, const std::string& name, nn::Module& part);
   void check_call(const std::string& name, const nn::Module& part);
+  void check_unshared(const nn::Module& model) const;
+  /// Whether what a model was is there when it is no longer this Fabric's.
+  bool leaves_whole(const Model& model) const;
   Model& only_model(std::string_view function);
   Model& find_model(nn::Module& model, std::string_view function);
   Optimizer& find_optimizer(const optim::Optimizer& optimizer, std::string_view function);
   std::pair<Model*, Parameter*> find_parameter(const Tensor& tensor) const;
   static std::vector<Parameter*> trained_by(const Optimizer& optimizer, Model& model);
+  static std::vector<Parameter*> trained_by(const Optimizer& optimizer);
   void forget_the_dead();
   Model* model_of(const optim::Optimizer& optimizer);
   Model* model_of(const nn::Module& module);
@@ -404,6 +438,9 @@ class Fabric {
   void watch_backward(Model& model);
   void begin_pass(Model& model);
   void end_pass(Model& model);
+  void abandon_pass(Model& model) const;
+  void end_round();
+  static bool is_in_round(const Optimizer& optimizer);
   static bool waits(const Optimizer& optimizer);
   bool take_step(Optimizer& entry, double gradient_scale, const kernels::StepGate& gate);
   void drop_gradients(Optimizer& entry);
@@ -429,7 +466,7 @@ class Fabric {
   bool is_geometry_used_ = false;
   std::vector<std::unique_ptr<Model>> models_;
   std::vector<std::unique_ptr<Optimizer>> optimizers_;
-  std::shared_ptr<data::LoaderWatch> watch_ = std::make_shared<data::LoaderWatch>();
+  std::shared_ptr<data::WatchedLoaders> watch_ = std::make_shared<data::WatchedLoaders>();
   bool has_logged_ = false;
   int64_t next_log_ = 0;               // the step of a log() that says none
   std::unique_ptr<PendingSave> save_;  // of async_save(), until it is complete

@@ -11,6 +11,7 @@
 #include "core/scoped_value.h"
 #include "dist/strategy/strategy_kind.h"
 #include "kernels/gemm/matmul_numerics.h"
+#include "nn/class_name.h"
 #include "train/fabric_gradients.h"
 
 namespace weft::train {
@@ -46,10 +47,11 @@ class LedCall {
 /// module's to lead: who makes it asks here.
 class Fabrics {
  public:
-  /// The model is known for as long as the result lives.
-  std::shared_ptr<void> add(const nn::Module& model, const std::weak_ptr<Fabric*>& fabric) {
+  /// The model is known for as long as the result lives. `is_whole`: it is so without the Fabric.
+  std::shared_ptr<void> add(const nn::Module& model, const std::weak_ptr<Fabric*>& fabric,
+                            bool is_whole) {
     const std::lock_guard lock(mutex_);
-    of_[&model] = fabric;
+    of_[&model] = {fabric, is_whole};
     return {nullptr, [this, &model](void*) {
               const std::lock_guard lock(mutex_);
               of_.erase(&model);
@@ -58,13 +60,29 @@ class Fabrics {
   Fabric* find(const nn::Module& model) {
     const std::lock_guard lock(mutex_);
     const auto found = of_.find(&model);
-    const auto fabric = found == of_.end() ? nullptr : found->second.lock();
+    const auto fabric = found == of_.end() ? nullptr : found->second.fabric.lock();
     return fabric ? *fabric : nullptr;
+  }
+  /// Whether the Fabric that has set the model up is gone. Throws Error where the model went with
+  /// it.
+  bool is_left(const nn::Module& model) {
+    const std::lock_guard lock(mutex_);
+    const auto found = of_.find(&model);
+    if (found == of_.end() || !found->second.fabric.expired()) return false;
+    WEFT_CHECK(found->second.is_whole,
+               "fabric: the model {} was set up already, by a Fabric that is gone and had it in "
+               "parts; expected a new one, which loads a state that was saved",
+               nn::class_name(model));
+    return true;
   }
 
  private:
+  struct Known {
+    std::weak_ptr<Fabric*> fabric;
+    bool is_whole = false;
+  };
   std::mutex mutex_;
-  std::unordered_map<const nn::Module*, std::weak_ptr<Fabric*>> of_;
+  std::unordered_map<const nn::Module*, Known> of_;
 };
 
 /// Never destroyed: models may be there when static objects go.
@@ -121,12 +139,39 @@ std::pair<Fabric::Model*, Fabric::Parameter*> Fabric::find_parameter(const Tenso
   return {nullptr, nullptr};
 }
 
+/// A parameter of two models would be moved, cut and summed by each of them.
+void Fabric::check_unshared(const nn::Module& model) const {
+  for (const auto& [name, tensor] : model.named_parameters()) {
+    const auto [owner, parameter] = find_parameter(tensor);
+    WEFT_CHECK(
+        !owner || owner->is_alive.expired(),
+        "fabric: parameter \"{}\" of the model {} is also \"{}\" of the model {} that was set "
+        "up; expected models that share no parameters, or one model that has all",
+        name, nn::class_name(model), parameter->name, nn::class_name(*owner->module));
+    WEFT_CHECK(
+        owner || !optim::has_gradient_owner({tensor}),
+        "fabric: parameter \"{}\" of the model {} is also of a model that another Fabric has "
+        "set up",
+        name, nn::class_name(model));
+  }
+}
+
 /// Those of the model's parameters that the optimizer has.
 std::vector<Fabric::Parameter*> Fabric::trained_by(const Optimizer& entry, Model& model) {
   std::vector<Parameter*> trained;
   for (const Tensor& tensor : entry.optimizer->parameters()) {
     const auto place = model.places.find(tensor.id());
     if (place != model.places.end()) trained.push_back(&model.parameters[place->second]);
+  }
+  return trained;
+}
+
+/// Of all models.
+std::vector<Fabric::Parameter*> Fabric::trained_by(const Optimizer& entry) {
+  std::vector<Parameter*> trained;
+  for (Model* const model : entry.models) {
+    const std::vector<Parameter*> some = trained_by(entry, *model);
+    trained.insert(trained.end(), some.begin(), some.end());
   }
   return trained;
 }
@@ -145,8 +190,12 @@ void Fabric::forget_the_dead() {
 
 void Fabric::setup_model(nn::Module& model, const nn::ModelStructure& structure) {
   WEFT_CHECK(geometry_, "fabric: call launch() before setup()");
+  for (const auto& [name, part] : model.named_modules()) {
+    if (fabrics().is_left(*part)) part->set_route({});
+  }
   WEFT_CHECK(!model.has_route(), "fabric: the model was set up already");
   forget_the_dead();
+  check_unshared(model);
   if (precision_.parameters != DType::f32) model.to(precision_.parameters);
   model.to(device_);
   auto entry = std::make_unique<Model>();
@@ -160,15 +209,16 @@ void Fabric::setup_model(nn::Module& model, const nn::ModelStructure& structure)
   Tensors all;
   for (size_t i = 0; i < whole.size(); ++i) {
     const Tensor& mine = kept[0].parameters[i].second;
-    entry->parameters.push_back({.whole = whole[i].second, .kept = mine});
+    entry->parameters.push_back({.name = whole[i].first, .whole = whole[i].second, .kept = mine});
     for (const Tensor& tensor : {whole[i].second, mine}) {
       if (entry->places.try_emplace(tensor.id(), i).second) all.push_back(tensor);
     }
   }
   entry->ownership = optim::own_gradients(all, gradients_);
   const std::weak_ptr<Fabric*> fabric = alive_;
-  const std::shared_ptr<void> token = fabrics().add(model, fabric);
+  const std::shared_ptr<void> token = fabrics().add(model, fabric, leaves_whole(*entry));
   entry->is_alive = token;
+  const bool keeps_state = entry->strategy->keeps_whole_state();
   watch_backward(*entry);
   model.set_route(
       {.forward =
@@ -192,17 +242,45 @@ void Fabric::setup_model(nn::Module& model, const nn::ModelStructure& structure)
          load_state(*entry, state);
          return nn::LoadResult{};
        },
-       .state_dict = [fabric, entry = entry.get()]() -> std::optional<NamedTensors> {
-         if (entry->strategy->keeps_whole_state()) return {};
+       .state_dict = [fabric, keeps_state, entry = entry.get()]() -> std::optional<NamedTensors> {
+         if (keeps_state) return {};
          return alive(fabric, "state_dict").state_everywhere(*entry);
        }});
   for (const auto& [name, part] : model.named_modules()) {
-    // Some were set up on their own.
     if (part == &model) continue;
     entry->parts.insert(part);
     if (!part->has_route()) lead_part(*entry, name, *part);
   }
   models_.push_back(std::move(entry));
+}
+
+/// Of a level of fp8 weights rest in few bits.
+bool Fabric::leaves_whole(const Model& model) const {
+  return model.strategy->keeps_whole_state() && !low_bits_;
+}
+
+void Fabric::release(nn::Module& module) {
+  Model& model = find_model(module, "release");
+  WEFT_CHECK(
+      leaves_whole(model),
+      "fabric: the model {} was set up already, and {} does not leave it whole; expected a "
+      "new one, which loads its state_dict()",
+      nn::class_name(module),
+      low_bits_ ? "fp8_level" : "strategy " + dist::strategy_of(options_.strategy, devices_).name);
+  for (const auto& entry : optimizers_) {
+    if (std::ranges::find(entry->models, &model) == entry->models.end()) continue;
+    settle(*entry);
+    entry->optimizer->set_route({});
+  }
+  if (geometry_ == model.strategy) {
+    geometry_ = make_strategy();
+    is_geometry_used_ = false;
+  }
+  for (const auto& [name, part] : module.named_modules()) {
+    if (part == &module || !part->has_route()) part->set_route({});
+  }
+  forget_the_dead();
+  module.zero_grad();
 }
 
 /// What becomes of a program's calls of a part of a model.
@@ -270,19 +348,24 @@ void Fabric::check_call(const std::string& name, const nn::Module& part) {
 }
 
 void Fabric::setup_optimizer(optim::Optimizer& optimizer) {
-  WEFT_CHECK(!optimizer.has_route(), "fabric: the optimizer was set up already");
-  if (low_bits_) low_bits_->check(optimizer);
-  WEFT_CHECK(!optimizer.has_stepped(),
-             "fabric: set an optimizer up before its first step: its state is of whole parameters");
   forget_the_dead();
+  check_optimizer(optimizer, nullptr);
   auto entry = std::make_unique<Optimizer>();
   entry->optimizer = &optimizer;
+  std::unordered_set<const void*> taken;  // by optimizers that divide gradients by the loss scale
+  for (const auto& other : optimizers_) {
+    if (!scaler_.is_enabled()) break;
+    for (const Tensor& tensor : other->optimizer->parameters()) taken.insert(tensor.id());
+  }
   std::vector<optim::ParameterGroup> groups = optimizer.groups();
   for (optim::ParameterGroup& group : groups) {
     for (auto& [name, tensor] : group.parameters) {
       const auto [owner, parameter] = find_parameter(tensor);
-      WEFT_CHECK(owner, "fabric: parameter \"{}\" of the optimizer is of no model that was set up",
-                 name);
+      WEFT_CHECK(
+          !taken.contains(parameter->kept.id()),
+          "fabric: parameter \"{}\" is in another optimizer that was set up: in {} both would "
+          "divide its gradient by the loss scale",
+          name, options_.precision);
       const Tensor& mine = parameter->kept;
       WEFT_CHECK(mine.shape() == tensor.shape() || !optimizer.needs_whole_parameters(),
                  "fabric: {} needs whole parameters, and the strategy {} cuts \"{}\"",

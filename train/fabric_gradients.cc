@@ -25,31 +25,36 @@ bool has_gradient(const Tensors& parameters) {
 
 Tensors Fabric::Gradients::complete(const Tensors& parameters) {
   fabric_.forget_the_dead();
+  std::unordered_map<const void*, Optimizer*> optimizer_of;
+  for (const auto& entry : fabric_.optimizers_) {
+    for (const Tensor& p : entry->optimizer->parameters()) optimizer_of[p.id()] = entry.get();
+  }
   Tensors mine;
+  std::vector<std::pair<const Parameter*, Optimizer*>> all;
   bool some_wait = false, some_do_not = false;
   for (const Tensor& tensor : parameters) {
     const auto [model, parameter] = fabric_.find_parameter(tensor);
     WEFT_CHECK(parameter, "clipping: {} is of a model that is gone", tensor);
-    (model->waits ? some_wait : some_do_not) = true;
-    if (!model->waits) check_summed(*parameter, "clipping");
+    const auto found = optimizer_of.find(parameter->kept.id());
+    Optimizer* const optimizer = found == optimizer_of.end() ? nullptr : found->second;
+    const bool waits = model->waits || (optimizer && Fabric::waits(*optimizer));
+    (waits ? some_wait : some_do_not) = true;
+    if (!waits) check_summed(*parameter, "clipping");
     mine.push_back(parameter->kept);
+    all.emplace_back(parameter, optimizer);
   }
   WEFT_CHECK(!some_wait || !some_do_not,
              "clipping: some of the parameters wait for the last round of accumulate(), others do "
              "not; clip them apart");
   if (some_wait) return {};
-  std::unordered_map<const void*, Optimizer*> optimizer_of;
-  for (const auto& entry : fabric_.optimizers_) {
-    for (const Tensor& p : entry->optimizer->parameters()) optimizer_of[p.id()] = entry.get();
-  }
-  for (const Tensor& p : mine) {
+  for (const auto& [parameter, optimizer] : all) {
     if (!fabric_.scaler_.is_enabled()) break;
-    const auto found = optimizer_of.find(p.id());
-    WEFT_CHECK(found != optimizer_of.end() || !p.grad().defined(),
-               "clipping: {} is trained by no optimizer that was set up, which would divide its "
-               "gradient by the loss scale",
-               p);
-    if (found != optimizer_of.end()) fabric_.unscale(*found->second);
+    // One that no backward has reached may have a gradient of zeros, which has no scale.
+    WEFT_CHECK(optimizer || !parameter->is_reached || !parameter->kept.grad().defined(),
+               "clipping: parameter \"{}\" is trained by no optimizer that was set up, which would "
+               "divide its gradient by the loss scale",
+               parameter->name);
+    if (optimizer) fabric_.unscale(*optimizer);
   }
   return mine;
 }
@@ -83,7 +88,9 @@ void Fabric::watch_backward(Model& model) {
   const bool is_changed = data_size() > 1 || scaler_.is_enabled();
   if (!is_changed && options_.accumulate == 1) return;
   for (Parameter& parameter : model.parameters) {
-    if (!parameter.whole.requires_grad()) continue;
+    // One that is frozen may be trained later.
+    const bool is_trained = parameter.whole.requires_grad();
+    parameter.whole.set_requires_grad(true);
     // The Fabric, while it and the model are there.
     const auto watcher = [fabric = std::weak_ptr<Fabric*>(alive_), is_alive = model.is_alive] {
       const std::shared_ptr<Fabric*> self = fabric.lock();
@@ -102,8 +109,9 @@ void Fabric::watch_backward(Model& model) {
                  "fabric: call fabric.backward(loss) instead of backward(loss): the loss of a "
                  "model that was set up is scaled, averaged over the ranks, or divided by the "
                  "rounds of accumulate()");
-      parameter.is_touched = true;
+      parameter.is_touched = parameter.is_reached = true;
     });
+    parameter.whole.set_requires_grad(is_trained);
   }
 }
 
@@ -129,7 +137,6 @@ void Fabric::end_pass(Model& model) {
   const bool sums = data_size() > 1;
   const bool is_touched = std::ranges::any_of(model.parameters, &Parameter::is_touched);
   for (Parameter& p : model.parameters) {
-    if (p.is_touched && model.waits) p.is_adding_up = true;
     if (!sums) continue;
     if (model.local_depth > 0) {
       p.is_local = p.is_local || p.is_touched;
@@ -147,6 +154,16 @@ void Fabric::end_pass(Model& model) {
   }
 }
 
+/// Takes back the sums that were before a pass which has failed: what it has left in their place is
+/// this rank's alone, and of some of the parameters. Gradients that were this rank's alone before
+/// stay as they are, as all do where there are no other ranks.
+void Fabric::abandon_pass(Model& model) const {
+  if (data_size() == 1) return;
+  for (Parameter& p : model.parameters) {
+    if (!p.is_local) p.whole.set_grad(std::exchange(p.sum_aside, {}));
+  }
+}
+
 void Fabric::run_backward(const std::function<void()>& pass) {
   forget_the_dead();
   for (const auto& entry : optimizers_) {
@@ -156,11 +173,25 @@ void Fabric::run_backward(const std::function<void()>& pass) {
                "the loss scale already, and those to come would carry it");
   }
   for (const auto& model : models_) begin_pass(*model);
-  {
+  try {
     const ScopedValue in_backward(is_in_backward_, true);
     pass();
+  } catch (...) {
+    for (const auto& model : models_) abandon_pass(*model);
+    throw;
   }
   for (const auto& model : models_) end_pass(*model);
+  for (const auto& entry : optimizers_) {
+    if (!is_in_round(*entry)) continue;
+    const std::vector<Parameter*> trained = trained_by(*entry);
+    if (waits(*entry)) {
+      for (Parameter* const p : trained) p->is_adding_up = p->is_adding_up || p->is_touched;
+    } else if (std::ranges::any_of(trained, &Parameter::is_touched)) {
+      // The step has all that it waited for.
+      for (Parameter* const p : trained) p->is_adding_up = false;
+      entry->is_drop_due = false;
+    }
+  }
 }
 
 void Fabric::backward(const Tensor& loss) {
@@ -186,8 +217,9 @@ std::shared_ptr<void> Fabric::no_backward_sync(nn::Module& model, bool enabled) 
   if (!enabled) return nullptr;
   ++entry.local_depth;
   const std::shared_ptr<void> local = entry.strategy->no_sync();
-  return {nullptr, [local, &entry, is_alive = entry.is_alive](void*) {
-            if (!is_alive.expired()) --entry.local_depth;
+  return {nullptr, [local, &entry, is_alive = entry.is_alive,
+                    fabric = std::weak_ptr<Fabric*>(alive_)](void*) {
+            if (!fabric.expired() && !is_alive.expired()) --entry.local_depth;
           }};
 }
 
@@ -206,7 +238,7 @@ std::shared_ptr<void> Fabric::accumulate(const std::vector<nn::Module*>& models)
     entries.push_back(&entry);
   }
   const int64_t round = entries[0]->rounds + 1;
-  const bool is_last = round == options_.accumulate || watch_->is_last;
+  const bool is_last = round == options_.accumulate || watch_->innermost().is_last;
   is_in_round_ = true;
   is_accumulating_ = !is_last;
   std::vector<std::shared_ptr<void>> local;
@@ -214,23 +246,40 @@ std::shared_ptr<void> Fabric::accumulate(const std::vector<nn::Module*>& models)
     entry->rounds = is_last ? 0 : round;
     entry->is_in_round = true;
     entry->waits = !is_last;
-    // What no step has used of the step before is as any gradient.
-    if (round == 1) {
-      for (Parameter& p : entry->parameters) p.is_adding_up = false;
-    }
     local.push_back(no_backward_sync(*entry->module, !is_last));
   }
+  for (const auto& optimizer : optimizers_) {
+    if (round > 1 || !is_in_round(*optimizer)) continue;
+    // What no step has used of the step before is as any gradient.
+    for (Parameter* const p : trained_by(*optimizer)) p->is_adding_up = false;
+  }
   return {nullptr, [local, this, fabric = std::weak_ptr<Fabric*>(alive_)](void*) {
-            if (fabric.expired()) return;
-            is_in_round_ = is_accumulating_ = false;
-            for (const auto& model : models_) model->is_in_round = model->waits = false;
+            if (!fabric.expired()) end_round();
           }};
+}
+
+/// A zero_grad() that has kept what the last round found, and behind which neither a backward() nor
+/// a step() came, was to leave the step out.
+void Fabric::end_round() {
+  is_in_round_ = is_accumulating_ = false;
+  for (const auto& model : models_) model->is_in_round = model->waits = false;
+  forget_the_dead();
+  for (const auto& entry : optimizers_) {
+    if (!std::exchange(entry->is_drop_due, false)) continue;
+    for (Model* const model : entry->models) drop_gradients(*model, trained_by(*entry, *model));
+    if (entry->is_unscaled) scaler_.forget(*entry->optimizer);
+    entry->is_unscaled = entry->is_used_up = false;
+  }
 }
 
 // Steps.
 
+bool Fabric::is_in_round(const Optimizer& entry) {
+  return std::ranges::any_of(entry.models, &Model::is_in_round);
+}
+
 bool Fabric::waits(const Optimizer& entry) {
-  return std::ranges::any_of(entry.models, [](const Model* model) { return model->waits; });
+  return std::ranges::any_of(entry.models, &Model::waits);
 }
 
 double Fabric::unscale(optim::Optimizer& optimizer) {
@@ -271,9 +320,8 @@ bool Fabric::step(optim::Optimizer& optimizer, double gradient_scale,
 bool Fabric::take_step(Optimizer& entry, double gradient_scale, const kernels::StepGate& gate) {
   forget_the_dead();
   if (waits(entry)) return false;
-  for (Model* const model : entry.models) {
-    for (const Parameter* p : trained_by(entry, *model)) Gradients::check_summed(*p, "step()");
-  }
+  for (const Parameter* const p : trained_by(entry)) Gradients::check_summed(*p, "step()");
+  poll_save();  // before anything changes: it may throw
   unscale(entry);
   const bool is_taken =
       low_bits_
@@ -282,18 +330,15 @@ bool Fabric::take_step(Optimizer& entry, double gradient_scale, const kernels::S
                               return scaler_.step(*entry.optimizer, gradient_scale * coefficient);
                             })
           : scaler_.step(*entry.optimizer, gradient_scale, gate);
-  entry.is_unscaled = false;
+  entry.is_unscaled = entry.is_drop_due = false;
   entry.is_used_up = true;
-  for (Model* const model : entry.models) {
-    for (Parameter* const p : trained_by(entry, *model)) p->is_adding_up = false;
-    model->strategy->after_step();
-  }
+  for (Parameter* const p : trained_by(entry)) p->is_adding_up = false;
+  for (Model* const model : entry.models) model->strategy->after_step();
   update_scale();
   if (precision_.is_fp8()) {
     reduce_amax();
     fp8_.update();
   }
-  poll_save();
   return is_taken;
 }
 
@@ -333,25 +378,27 @@ void Fabric::update_scale() {
 
 void Fabric::skip_step() {
   Model& model = only_model("skip_step");
+  poll_save();
   for (const auto& entry : optimizers_) {
     if (entry->is_unscaled) scaler_.forget(*entry->optimizer);
     entry->is_unscaled = false;
     entry->is_used_up = true;
   }
   model.strategy->after_step();
-  poll_save();
 }
 
 void Fabric::drop_gradients(Optimizer& entry) {
+  const bool keeps = is_in_round(entry);
   bool has_kept = false;
   for (Model* const model : entry.models) {
     std::vector<Parameter*> dropped = trained_by(entry, *model);
     // What has added up belongs to the step to come.
-    const auto count = std::erase_if(
-        dropped, [&](const Parameter* p) { return model->is_in_round && p->is_adding_up; });
+    const auto count =
+        std::erase_if(dropped, [&](const Parameter* p) { return keeps && p->is_adding_up; });
     has_kept = has_kept || count > 0;
     drop_gradients(*model, dropped);
   }
+  entry.is_drop_due = has_kept && !waits(entry);
   if (!has_kept) settle(entry);
 }
 
@@ -367,7 +414,7 @@ void Fabric::drop_gradients(Model& model, const std::vector<Parameter*>& paramet
   Tensors whole;
   for (Parameter* const p : parameters) {
     if (p->kept.grad().defined()) p->kept.set_grad({});
-    p->is_local = p->is_adding_up = false;
+    p->is_local = p->is_reached = p->is_adding_up = false;
     p->sum_aside = {};
     whole.push_back(p->whole);
   }

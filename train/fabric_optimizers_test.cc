@@ -251,7 +251,7 @@ struct Result {
 
 /// Under ddp a parameter that nobody uses has to be said; among copies of tp it cannot be.
 FabricOptions completed(FabricOptions options) {
-  options.precision = "64-true";
+  if (options.precision == FabricOptions().precision) options.precision = "64-true";
   options.strategy.find_unused = options.strategy.name == "ddp";
   options.accumulate = 2;
   return options;
@@ -479,6 +479,207 @@ TEST_CASE("several models accumulate together") {
     INFO(options.strategy.name << " on " << options.devices.count);
     check_same(train_both(options, false), one);
   }
+}
+
+TEST_CASE("trap: one optimizer of a model in a round and of another keeps the gradients of both") {
+  const auto train_both = [](const FabricOptions& options, bool by_hand) {
+    return on_ranks(options, [&](Fabric& fabric) {
+      Net a(4, false), b(4, false);
+      NamedTensors all = a.named_parameters();
+      for (const auto& [name, tensor] : b.named_parameters()) all.emplace_back("b." + name, tensor);
+      optim::SGD optimizer(all, {.lr = 0.1, .momentum = 0.9});
+      fabric.setup_model(a, structure_of(a));
+      fabric.setup_model(b, structure_of(b));
+      fabric.setup_optimizer(optimizer);
+      Result result;
+      for (int step = 0; step < 3; ++step) {
+        for (int part : {0, 1}) {
+          const bool is_last = part == 1;
+          const auto round = by_hand ? std::shared_ptr<void>() : fabric.accumulate(a);
+          if (!by_hand || !is_last) optimizer.zero_grad();
+          const auto [x, labels] = rows_of(fabric, step, part);
+          fabric.backward(ops::cross_entropy(a(x), labels) * (by_hand ? 0.5 : 1.0));
+          fabric.backward(ops::cross_entropy(b(x), labels));
+          if (by_hand && !is_last) continue;
+          // It waits, as the step does.
+          const double norm = optim::clip_grad_norm(b.parameters(), 0.2);
+          if (is_last) result.norms.push_back(norm);
+          WEFT_CHECK(optimizer.step() == is_last, "a step in round {}", part);
+        }
+      }
+      result.state = dist::cloned(a.state_dict());
+      for (const auto& [name, tensor] : dist::cloned(b.state_dict())) {
+        result.state.emplace_back("b." + name, tensor);
+      }
+      return result;
+    });
+  };
+  const Result one = train_both({}, true)[0];
+  check_same(train_both({}, false), one);
+  for (const FabricOptions& options : every_strategy()) {
+    INFO(options.strategy.name << " on " << options.devices.count);
+    check_same(train_both(options, false), one);
+  }
+}
+
+TEST_CASE("trap: a step of rounds that is left out leaves nothing to the next one") {
+  enum class How : uint8_t { kNotThere, kBehindBackward, kWithoutBackward, kByModel };
+  const auto train = [](const FabricOptions& options, How how, bool drops_first) {
+    return on_ranks(options, [&](Fabric& fabric) {
+      Net net(4, false);
+      optim::SGD optimizer(net.named_parameters(), {.lr = 0.1, .momentum = 0.9});
+      fabric.setup(net, optimizer);
+      Run run{fabric, net, optimizer, optimizer};
+      for (int step = 0; step < 3; ++step) {
+        const bool is_left_out = step == 1;
+        if (is_left_out && how == How::kNotThere) continue;
+        for (int part : {0, 1}) {
+          const auto round = fabric.accumulate(net);
+          if (drops_first) optimizer.zero_grad();
+          if (is_left_out && part == 1) {
+            if (how == How::kBehindBackward) run.backward(step, part);
+            if (how == How::kByModel) {
+              net.zero_grad();
+            } else {
+              optimizer.zero_grad();
+            }
+            continue;
+          }
+          run.backward(step, part);
+          WEFT_CHECK(optimizer.step() == (part == 1), "a step in round {}", part);
+          if (!drops_first) optimizer.zero_grad();
+        }
+      }
+      return Result{dist::cloned(net.state_dict()), {}};
+    });
+  };
+  for (const bool drops_first : {false, true}) {
+    const Result one = train({}, How::kNotThere, drops_first)[0];
+    for (const How how : {How::kBehindBackward, How::kWithoutBackward, How::kByModel}) {
+      INFO("drops first: " << drops_first << ", how: " << static_cast<int>(how));
+      check_same(train({}, how, drops_first), one);
+      for (const FabricOptions& options : every_strategy()) {
+        INFO(options.strategy.name << " on " << options.devices.count);
+        check_same(train(options, how, drops_first), one);
+      }
+    }
+  }
+}
+
+TEST_CASE("trap: a layer that is frozen at the setup and trained later accumulates") {
+  const auto train = [](const FabricOptions& options, bool by_hand) {
+    return on_ranks(options, [&](Fabric& fabric) {
+      Net net(4, false);
+      net.fc1.requires_grad_(false);
+      optim::SGD optimizer(net.named_parameters(), {.lr = 0.1, .momentum = 0.9});
+      fabric.setup(net, optimizer);
+      Run run{fabric, net, optimizer, optimizer};
+      for (int step = 0; step < 4; ++step) {
+        if (step == 2) net.fc1.requires_grad_(true);
+        if (by_hand) optimizer.zero_grad();
+        for (int part : {0, 1}) {
+          const auto round =
+              by_hand ? fabric.no_backward_sync(net, part == 0) : fabric.accumulate(net);
+          if (!by_hand) optimizer.zero_grad();
+          run.backward(step, part, by_hand ? 0.5 : 1);
+          if (!by_hand || part == 1) optimizer.step();
+        }
+      }
+      return Result{dist::cloned(net.state_dict()), {}};
+    });
+  };
+  const Result one = train({}, true)[0];
+  check_same(train({}, false), one);
+  for (const FabricOptions& options : every_strategy()) {
+    INFO(options.strategy.name << " on " << options.devices.count);
+    check_same(train(options, false), one);
+  }
+}
+
+TEST_CASE("trap: a backward that fails and is caught leaves the sums that were there") {
+  const auto train = [](const FabricOptions& options, bool fails) {
+    return on_ranks(options, [&](Fabric& fabric) {
+      Net net(4, false);
+      optim::SGD optimizer(net.named_parameters(), {.lr = 0.1, .momentum = 0.9});
+      fabric.setup(net, optimizer);
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        const auto [x, labels] = rows_of(fabric, step, -1);
+        const Tensor loss = ops::cross_entropy(net(x), labels);
+        fabric.backward(loss);
+        if (fails && step == 1) {
+          dist::expect_error([&] { fabric.backward(loss); }, "backward was run through it already");
+        }
+        optimizer.step();
+      }
+      return Result{dist::cloned(net.state_dict()), {}};
+    });
+  };
+  const Result one = train({}, false)[0];
+  check_same(train({}, true), one);
+  for (const FabricOptions& options :
+       {FabricOptions{.devices = 2, .strategy = {.name = "ddp"}},
+        {.devices = 3, .strategy = {.name = "fsdp"}},
+        {.devices = 2, .strategy = {.name = "zero1"}},
+        {.devices = 3, .strategy = {.name = "zero2"}},
+        {.devices = 4, .strategy = {.name = "hsdp", .shard_size = 2}}}) {
+    INFO(options.strategy.name);
+    check_same(train(options, true), one);
+  }
+}
+
+TEST_CASE("trap: a loss scale is no matter of what no backward reaches, nor of two optimizers") {
+  const auto norms_of = [](FabricOptions options, bool has_first_alone) {
+    options.precision = "16-mixed";
+    options.numerics.loss_scale.init_scale = 1024;
+    return on_ranks(options, [&](Fabric& fabric) {
+      Net net;  // the spare layer is in no optimizer
+      const auto is_first = [&](const std::string& name) {
+        return !has_first_alone || name.starts_with("head.");
+      };
+      optim::SGD optimizer(chosen(net, is_first), {.lr = 0.1});
+      fabric.setup(net, optimizer);
+      optim::SGD second(chosen(net, is_first), {.lr = 0.1});
+      dist::expect_error([&] { fabric.setup_optimizer(second); },
+                         fmt::format("fabric: parameter \"{}.weight\" is in another optimizer that "
+                                     "was set up: in 16-mixed",
+                                     has_first_alone ? "head" : "fc1"));
+      Run run{fabric, net, optimizer, optimizer};
+      run.backward(0);
+      if (has_first_alone) {
+        dist::expect_error([&] { run.clip(net.parameters()); },
+                           "clipping: parameter \"fc1.weight\" is trained by no optimizer");
+        return Result{{}, run.norms};
+      }
+      run.clip(net.parameters());
+      WEFT_CHECK(optimizer.step(), "no step");
+      return Result{{}, run.norms};
+    });
+  };
+  const double expected = norms_of({}, false)[0].norms.at(0);
+  for (const FabricOptions& options :
+       {FabricOptions{.devices = 2, .strategy = {.name = "ddp"}},
+        {.devices = 3, .strategy = {.name = "fsdp"}},
+        {.devices = 2, .strategy = {.name = "zero1"}},
+        {.devices = 3, .strategy = {.name = "zero2"}},
+        {.devices = 4, .strategy = {.name = "hsdp", .shard_size = 2}},
+        {.devices = 4, .strategy = {.name = "fsdp+tp"}},
+        {.devices = 4, .strategy = {.name = "pipeline", .pipeline_stages = 2}}}) {
+    INFO(options.strategy.name);
+    for (const Result& result : norms_of(options, false)) {
+      CHECK(result.norms.at(0) == Approx(expected).epsilon(0.01));
+    }
+    if (options.strategy.name != "pipeline") norms_of(options, true);
+  }
+  // Without a scale they may take turns.
+  const auto take_turns = [](Fabric& fabric) {
+    Net net;
+    optim::SGD first(net.named_parameters(), {.lr = 0.1}),
+        second(net.named_parameters(), {.lr = 1});
+    fabric.setup(net, first, second);
+    return Result{};
+  };
+  CHECK_NOTHROW(on_ranks({}, take_turns));
 }
 
 TEST_CASE("gradients that wait for further rounds follow the loss scale") {

@@ -346,6 +346,115 @@ TEST_CASE("a part that was set up on its own, and one that outlives its model") 
   CHECK_THROWS_WITH((*part)(rows()), "part: the Fabric that set it up is gone");
 }
 
+TEST_CASE("trap: models that share parameters are refused, by name, and nothing has changed") {
+  struct Head : nn::Module {
+    explicit Head(const std::shared_ptr<nn::Linear>& body)
+        : body(*body), head(add<nn::Linear>("head", 6, 2)) {
+      add_child("body", body);
+    }
+    Tensor forward(const Tensor& x) override { return head(body(x)); }
+    nn::Linear &body, &head;
+  };
+  for (const FabricOptions& options : every_strategy()) {
+    INFO(options.strategy.name);
+    on_ranks(options, [&](Fabric& fabric) {
+      Net net;
+      optim::SGD optimizer(net.named_parameters(), {.lr = 0.1});
+      fabric.setup(net, optimizer);
+      expect_error([&] { fabric.setup_model(net.body, {}); },
+                   "fabric: parameter \"0.weight\" of the model weft::nn::Sequential is also "
+                   "\"body.0.weight\" of the model ");
+      fabric.backward(ops::mean(net(rows())));
+      WEFT_CHECK(optimizer.step(), "no step");
+    });
+  }
+  for (const char* strategy : {"single", "ddp", "fsdp", "zero2"}) {
+    INFO(strategy);
+    const bool is_single = strategy == std::string("single");
+    on_ranks({.devices = is_single ? 1 : 2, .strategy = {.name = strategy}}, [](Fabric& fabric) {
+      Net net;
+      fabric.setup_model(net.body, {});
+      expect_error([&] { fabric.setup(net); }, "fabric: parameter \"body.0.weight\" of the model ");
+      const auto shared = std::make_shared<nn::Linear>(6, 6);
+      Head first(shared), second(shared);
+      fabric.setup_model(first, {});
+      expect_error([&] { fabric.setup_model(second, {}); },
+                   "parameter \"body.weight\" of the model");
+      WEFT_CHECK(first(rows()).size(1) == 2, "the first of them");
+      Fabric other({});
+      other.launch(nullptr);
+      expect_error([&] { other.setup_model(second, {}); }, "that another Fabric has set up");
+    });
+  }
+}
+
+TEST_CASE("trap: a model outlives its Fabric, and is set up again where it is whole") {
+  for (const char* strategy : {"single", "ddp", "fsdp", "tp"}) {
+    INFO(strategy);
+    const bool is_single = strategy == std::string("single");
+    const bool is_cut = !is_single && strategy != std::string("ddp");
+    const FabricOptions options{.devices = is_single ? 1 : 2, .strategy = {.name = strategy}};
+    const auto train = [&](const dist::CommunicatorPtr& world) {
+      Net net, straight;
+      straight.load_state_dict(net.state_dict());
+      std::shared_ptr<void> local;
+      const auto step = [](Fabric& fabric, Net& of) {
+        optim::SGD optimizer(of.named_parameters(), {.lr = 0.1});
+        fabric.setup(of, optimizer);
+        for (int i = 0; i < 2; ++i) {
+          optimizer.zero_grad();
+          fabric.backward(ops::mean(of(rows())));
+          optimizer.step();
+        }
+      };
+      {
+        Fabric fabric(options);
+        fabric.launch(world);
+        step(fabric, net);
+        local = fabric.no_backward_sync(net);
+      }
+      local.reset();
+      Fabric other(options);
+      other.launch(world);
+      if (is_cut) {
+        expect_error([&] { net.state_dict(); }, "state_dict: the Fabric that set it up is gone");
+        expect_error([&] { other.setup(net); }, "by a Fabric that is gone and had it in parts");
+        return;
+      }
+      const NamedTensors before = dist::cloned(net.state_dict());
+      WEFT_CHECK(before.size() == 6, "{} tensors", before.size());
+      step(other, net);
+      // The optimizer has gone, the model is given up while the Fabric lives.
+      other.release(net);
+      WEFT_CHECK(!Fabric::of(net) && !net.head.weight.grad().defined(), "it is set up still");
+      step(other, net);
+      // The same as without an end between.
+      Fabric third(options);
+      third.launch(world);
+      for (int i = 0; i < 3; ++i) {
+        step(third, straight);
+        third.release(straight);
+      }
+      check_same(net.state_dict(), straight.state_dict(), strategy);
+    };
+    if (is_single) {
+      train(nullptr);
+    } else {
+      dist::run_ranks(2, [&](dist::Communicator& c) {
+        manual_seed(1);
+        train({&c, [](dist::Communicator*) {}});
+      });
+    }
+  }
+  on_ranks({.devices = 2, .strategy = {.name = "fsdp"}}, [](Fabric& fabric) {
+    Net net;
+    fabric.setup(net);
+    expect_error([&] { fabric.release(net); },
+                 "was set up already, and strategy fsdp does not leave it whole");
+    WEFT_CHECK(net(rows()).defined(), "it cannot be called");
+  });
+}
+
 TEST_CASE("trap: state_dict() is the whole state on every rank, and in f32") {
   NamedTensors expected;
   on_ranks({}, [&](Fabric&) { expected = dist::cloned(Net().state_dict()); });

@@ -89,8 +89,7 @@ void Fabric::save(const std::string& path) {
   const Model& model = only_model("save");
   NamedTensors state = model.strategy->model_state(*model.module);
   for (auto& [name, tensor] : state) tensor = to_device(tensor, Device{});
-  if (is_main()) io::write_safetensors(path, state, {{"format", "pt"}});
-  barrier();
+  on_rank_0([&] { io::write_safetensors(path, state, {{"format", "pt"}}); }, world_);
 }
 
 void Fabric::load(const std::string& path) {
@@ -243,11 +242,11 @@ void Fabric::async_save(const std::string& path, const std::vector<NamedState>& 
     if (is_main()) slices.add(tensors);
     return start_save(path, slices.take(), metadata, then);
   }
-  if (is_main()) {
+  const auto write = [&] {
     io::write_safetensors(path, tensors, metadata);
     if (then) then();
-  }
-  barrier();
+  };
+  on_rank_0(write, world_);
 }
 
 /// Makes the directory, and has this rank's slices written to it.
@@ -269,7 +268,7 @@ void Fabric::start_save(const std::string& path, std::vector<io::Slice> slices,
   const auto mine = std::make_shared<std::vector<io::Slice>>(std::move(slices));
   const std::string strategy = dist::strategy_of(options_.strategy, devices_).name;
   save_ = std::make_unique<PendingSave>(
-      world_,
+      world_, directory.string(),
       [file, mine] {
         nlohmann::json shard = io::write_shard(file, *mine);
         mine->clear();

@@ -424,7 +424,6 @@ TEST_CASE("trap: what cannot be led to the precision and the shards throws") {
       optim::AdamW beside(model->named_parameters(), {});
       expect("expected fabric.setup(model, optimizer)", [&] { beside.step(); });
       expect("expected fabric.setup(model, optimizer)", [&] { beside.zero_grad(); });
-      // The last: it leaves the reduction unfinished.
       expect("call fabric.backward(loss)", [&] { backward(ops::sum((*model)(x))); });
     }
     for (const auto& call : std::vector<std::function<void()>>{
@@ -579,6 +578,55 @@ TEST_CASE("all_gather has a gradient; gather_for_metrics has each sample once") 
         WEFT_CHECK(!shares.latest_batch().is_last, "behind the epoch");
       }
     }
+  });
+}
+
+TEST_CASE("trap: a validation in the midst of training leaves its rounds and its fillers alone") {
+  struct Source {
+    int64_t batches, rows, at = 0;
+    std::optional<Tensor> next() {
+      if (at == batches) {
+        at = 0;
+        return std::nullopt;
+      }
+      ++at;
+      return Tensor::full({rows, 6}, static_cast<double>(at));
+    }
+  };
+  for (const bool validates : {false, true}) {
+    INFO("validates: " << validates);
+    Fabric fabric({.accumulate = 3});
+    fabric.launch(nullptr);
+    const auto model = make_model();
+    optim::SGD optimizer(model->named_parameters(), {.lr = 0.01});
+    fabric.setup(*model, optimizer);
+    Source data{8, 2}, others{2, 2};
+    auto loader = fabric.share(data), validation = fabric.share(others);
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      std::string steps;
+      while (const auto batch = loader.next()) {
+        while (validates && validation.next()) {
+        }
+        CHECK(fabric.latest_batch().is_last == (steps.size() == 7));
+        const auto round = fabric.accumulate(*model);
+        fabric.backward(ops::mean((*model)(*batch)));
+        steps += optimizer.step() ? 'S' : '.';
+        optimizer.zero_grad();
+      }
+      CHECK(steps == "..S..S.S");
+    }
+  }
+  // One row for two ranks: rank 1 has it as a filler.
+  dist::run_ranks(2, [&](dist::Communicator& c) {
+    Fabric fabric({.devices = 2, .strategy = {.name = "ddp"}, .split_batches = true});
+    fabric.launch(borrowed(c));
+    Source data{1, 1}, others{1, 2};
+    auto loader = fabric.share(data), validation = fabric.share(others);
+    const auto batch = loader.next();
+    while (const auto held_out = validation.next()) {
+      WEFT_CHECK(fabric.gather_for_metrics(*held_out).size(0) == 2, "of the validation");
+    }
+    WEFT_CHECK(fabric.gather_for_metrics(*batch).size(0) == 1, "a filler counts");
   });
 }
 

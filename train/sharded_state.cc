@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <unordered_map>
 
 #include "autograd/ops.h"
+#include "core/log.h"
 #include "core/transfer.h"
 #include "io/quote.h"
 
@@ -98,6 +100,23 @@ std::string broadcast_text(const std::string& text, const dist::CommunicatorPtr&
   return {bytes.data<uint8_t>(), bytes.data<uint8_t>() + count};
 }
 
+void on_rank_0(const std::function<void()>& function, const dist::CommunicatorPtr& world) {
+  std::exception_ptr failure;
+  std::string words;
+  if (!world || world->rank() == 0) {
+    try {
+      function();
+    } catch (const std::exception& error) {
+      failure = std::current_exception();
+      words = error.what();
+      if (words.empty()) words = "unknown";
+    }
+  }
+  words = broadcast_text(words, world);
+  if (failure) std::rethrow_exception(failure);
+  WEFT_CHECK(words.empty(), "{}", words);
+}
+
 void SliceCopies::add(const std::string& prefix, const LocalTensors& tensors) {
   for (const auto& [name, tensor, placement] : tensors) {
     if (placement.copies == 0) continue;
@@ -173,9 +192,11 @@ NamedTensors read_optimizer(io::ShardedReader& reader, const std::string& prefix
   return state;
 }
 
-PendingSave::PendingSave(dist::CommunicatorPtr world, std::function<nlohmann::json()> write,
+PendingSave::PendingSave(dist::CommunicatorPtr world, std::string path,
+                         std::function<nlohmann::json()> write,
                          std::function<void(const std::vector<nlohmann::json>&)> commit)
     : world_(std::move(world)),
+      path_(std::move(path)),
       commit_(std::move(commit)),
       thread_([this, write = std::move(write)] {
         try {
@@ -188,7 +209,13 @@ PendingSave::PendingSave(dist::CommunicatorPtr world, std::function<nlohmann::js
       }) {}
 
 PendingSave::~PendingSave() {
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  thread_.join();
+  if (world_ && world_->rank() != 0) return;
+  log_once(
+      fmt::format("the save to {} was dropped: it was not complete when its Fabric went; "
+                  "wait_for_save() waits until it is",
+                  path_));
 }
 
 bool PendingSave::poll() {
@@ -222,15 +249,8 @@ void PendingSave::finish() {
     if (!failures.empty()) failures += "; ";
     failures += texts.size() > 1 ? fmt::format("rank {}: {}", r, failure) : failure;
   }
-  if (failures.empty() && (!world_ || world_->rank() == 0)) {
-    try {
-      commit_(shards);
-    } catch (const std::exception& error) {
-      failures = error.what();
-    }
-  }
-  failures = broadcast_text(failures, world_);
   WEFT_CHECK(failures.empty(), "{}", failures);
+  on_rank_0([&] { commit_(shards); }, world_);
 }
 
 }  // namespace weft::train

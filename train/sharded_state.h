@@ -58,16 +58,17 @@ NamedTensors read_optimizer(io::ShardedReader& reader, const std::string& prefix
 class PendingSave {
  public:
   /// Runs `write`, which returns what write_shard() does, in a thread. `commit` is called on rank 0
-  /// with what that returned on all ranks. `world` may be null.
-  PendingSave(dist::CommunicatorPtr world, std::function<nlohmann::json()> write,
+  /// with what that returned on all ranks. `world` may be null; `path` is for what is said.
+  PendingSave(dist::CommunicatorPtr world, std::string path, std::function<nlohmann::json()> write,
               std::function<void(const std::vector<nlohmann::json>&)> commit);
-  /// Waits for the thread. What was not committed is not there.
+  /// Waits for the thread. What was not committed is not there, which rank 0 then says on stderr:
+  /// the ranks cannot agree here, and who is told of it may be gone.
   ~PendingSave();
   PendingSave(const PendingSave&) = delete;
   PendingSave& operator=(const PendingSave&) = delete;
 
   /// Commits when all ranks have written; true then. Throws Error on every rank with the reasons of
-  /// those that could not write, or of rank 0's commit.
+  /// those that could not write, and what on_rank_0() throws where that is the commit.
   bool poll();
   /// Polls until that is so. Ranks ask again and again: no collective waits for a disk.
   void wait();
@@ -76,6 +77,7 @@ class PendingSave {
   void finish();
 
   const dist::CommunicatorPtr world_;
+  const std::string path_;
   const std::function<void(const std::vector<nlohmann::json>&)> commit_;
   nlohmann::json shard_;  // of the thread, as these
   std::string failure_;
@@ -85,5 +87,9 @@ class PendingSave {
 
 /// A text of rank 0's, on all ranks. `world` may be null.
 std::string broadcast_text(const std::string& text, const dist::CommunicatorPtr& world);
+
+/// Calls `function` on rank 0; the others wait. What it throws is thrown there as it is, and on the
+/// others as an Error with its words: no rank goes on alone. `world` may be null.
+void on_rank_0(const std::function<void()>& function, const dist::CommunicatorPtr& world);
 
 }  // namespace weft::train

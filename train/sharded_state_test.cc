@@ -259,6 +259,55 @@ TEST_CASE("a rank that cannot write is named on all, and the older state stays")
   });
 }
 
+TEST_CASE("trap: what fails on rank 0 alone fails on all, who can go on; there as what it was") {
+  struct Own : std::runtime_error {
+    using std::runtime_error::runtime_error;
+  };
+  const auto nowhere = (fresh("nowhere") / "none" / "x").string();
+  for (const char* type : {"full", "sharded"}) {
+    INFO(type);
+    const io::Path path = fresh("then");
+    dist::run_ranks(2, [&](dist::Communicator& c) {
+      Fabric fabric({.devices = 2, .strategy = {.name = "ddp"}, .state_dict_type = type});
+      fabric.launch(dist::CommunicatorPtr(&c, [](dist::Communicator*) {}));
+      nn::Linear model(3, 2);
+      optim::AdamW optimizer(model.named_parameters(), {.lr = 0.1});
+      fabric.setup(model, optimizer);
+      dist::expect_error([&] { fabric.save(nowhere); }, nowhere);
+      dist::expect_error([&] { fabric.save(nowhere, {{"model", &model}}); }, nowhere);
+      const auto fails_as = [&](const std::function<void()>& save) {
+        try {
+          save();
+        } catch (const Own& error) {
+          return fabric.is_main() && error.what() == std::string("not now");
+        } catch (const Error& error) {
+          return !fabric.is_main() && error.what() == std::string("not now");
+        }
+        return false;
+      };
+      const auto then = [] { throw Own("not now"); };
+      WEFT_CHECK(fails_as([&] {
+                   fabric.async_save(path.string(), {{"model", &model}}, then);
+                   fabric.wait_for_save();
+                 }),
+                 "another error of then() on rank {}", c.rank());
+      fabric.wait_for_save();
+      if (type == std::string("full")) return;
+      // At a step: before that has changed anything.
+      fabric.async_save(path.string(), {{"model", &model}}, then);
+      bool has_failed = false;
+      while (!has_failed) {
+        optimizer.zero_grad();
+        fabric.backward(ops::sum(model(Tensor::full({1, 3}, 1))));
+        const std::vector<double> before = model.bias.to_vector();
+        has_failed = fails_as([&] { optimizer.step(); });
+        WEFT_CHECK((model.bias.to_vector() == before) == has_failed, "the step was taken");
+      }
+      WEFT_CHECK(optimizer.step(), "the step cannot be taken again");
+    });
+  }
+}
+
 TEST_CASE("a state of another model is refused by name before anything changes") {
   const io::Path path = fresh("another");
   Fabric fabric({.state_dict_type = "sharded"});

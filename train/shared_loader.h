@@ -69,8 +69,8 @@ struct SharedLoaderOptions {
   /// Batches of the source that the ranks take together: as many as there are, each its own, or one
   /// that is cut.
   int batches = 1;
-  Device device = {};  // where next() brings a batch
-  std::shared_ptr<data::LoaderWatch> watch = {};
+  std::optional<Device> device = Device{};  // where next() brings a batch; none: it stays
+  std::shared_ptr<data::WatchedLoaders> watch = {};
 };
 
 template <class Source>
@@ -91,7 +91,7 @@ class SharedLoader {
     std::vector<Batch> round = std::move(*ahead_);
     ahead_.reset();
     if (round.empty()) {
-      if (options_.watch) *options_.watch = {};
+      place_ = nullptr;
       return std::nullopt;
     }
     // Where fewer came the source has said that it is at its end, and would begin anew.
@@ -105,8 +105,10 @@ class SharedLoader {
       if (round.size() > 1) join(mine, round);
       fillers = cut(mine);
     }
-    for_each_tensor(mine, [&](Tensor& x) { x = to_device(ops::contiguous(x), options_.device); });
-    if (options_.watch) *options_.watch = {fillers, ahead_->empty()};
+    for_each_tensor(mine, [&](Tensor& x) {
+      x = to_device(ops::contiguous(x), options_.device.value_or(x.device()));
+    });
+    if (options_.watch) options_.watch->give(place_, {fillers, ahead_->empty()});
     return mine;
   }
 
@@ -169,6 +171,7 @@ class SharedLoader {
   Source& source_;
   const SharedLoaderOptions options_;
   std::optional<std::vector<Batch>> ahead_;  // what comes next, once it was read
+  data::WatchedLoaders::Place place_;        // in options_.watch
 };
 
 }  // namespace weft::train

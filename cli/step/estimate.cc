@@ -30,7 +30,8 @@ using nlohmann::ordered_json;
 
 struct Arguments {
   std::vector<std::string> models = {"vit_b_16"}, precisions = {"fp32", "bf16"}, strategies;
-  RankedStepOptions step = {.batch = 32, .batches_ahead = data::LoaderOptions{}.prefetch};
+  RankedStepOptions step = {
+      .batch = 32, .is_batch_shared = true, .batches_ahead = data::LoaderOptions{}.prefetch};
   std::string devices_text;
   int devices = 1;                           // that it says
   int64_t parameters = 0, buffer_bytes = 0;  // of a model that is not here
@@ -142,13 +143,17 @@ std::pair<std::string, int64_t> largest_layer(const NamedTensors& parameters) {
   return *std::ranges::max_element(layers, {}, [](const auto& layer) { return layer.second; });
 }
 
-/// Whether the model and so many devices go together with a strategy, and the model has activation
-/// checkpointing where it is asked for.
+/// Throws Error where the model and so many devices do not go together with a strategy, or the
+/// model has no activation checkpointing and it is asked for.
+void check_possible(const RankedStepOptions& step, int devices) {
+  train::check_fp8_level(step.fp8_level, train::find_precision(step.precision), step.strategy,
+                         devices);
+  layouts_of_model(step, devices);
+}
+
 bool is_possible(const RankedStepOptions& step, int devices) {
   try {
-    train::check_fp8_level(step.fp8_level, train::find_precision(step.precision), step.strategy,
-                           devices);
-    layouts_of_model(step, devices);
+    check_possible(step, devices);
     return true;
   } catch (const Error&) {
     return false;
@@ -173,7 +178,8 @@ dist::StrategyOptions strategy_named(const Arguments& a, const std::string& name
   return dist::own_settings(dist::strategy_of(options, a.devices).name, options);
 }
 
-/// The rows of a model. What was not asked for by name, and does not fit it, is left out.
+/// The rows of a model. What was not asked for by name, and does not fit it, is left out; throws
+/// Error for what was.
 std::vector<RankedStepOptions> rows_of(const Arguments& a, const std::string& model) {
   std::vector<RankedStepOptions> rows;
   std::vector<std::string> strategies = a.strategies;
@@ -195,6 +201,7 @@ std::vector<RankedStepOptions> rows_of(const Arguments& a, const std::string& mo
         if (checkpoints) row.options.checkpoint_activations = true;
         const bool is_asked_for =
             !a.strategies.empty() && (!checkpoints || a.step.options.checkpoint_activations);
+        if (is_asked_for) check_possible(row, a.devices);
         if (is_asked_for || is_possible(row, a.devices)) rows.push_back(row);
       }
     }
@@ -213,7 +220,8 @@ RankedStepOptions step_of(const Arguments& a, const std::string& model) {
 }
 
 /// Whether the estimates hold, where they are checked.
-bool estimate_model(const Arguments& a, const std::string& name) {
+bool estimate_model(const Arguments& a, const std::string& name,
+                    const std::vector<RankedStepOptions>& rows) {
   std::pair<std::string, int64_t> largest;
   int64_t parameters = 0;
   {
@@ -225,8 +233,12 @@ bool estimate_model(const Arguments& a, const std::string& name) {
   if (!a.json) {
     fmt::print("{}: {} parameters, {} MB in fp32; the largest layer, {}, has {} MB\n", name,
                parameters, megabytes(4 * parameters), largest.first, megabytes(largest.second));
-    fmt::print("batch {} on each of {} {}, {}; MB on the fullest device in a step\n\n",
-               a.step.batch, a.devices, a.devices == 1 ? "device" : "devices", a.step.optimizer);
+    fmt::print("batch {} on each of {}, {}; MB on the fullest device in a step\n\n", a.step.batch,
+               a.devices == 1 ? "1 device"
+                              : fmt::format("{} devices, of which those that share a layer or a "
+                                            "pipeline count as one",
+                                            a.devices),
+               a.step.optimizer);
   }
   std::vector<io::Table::Column> columns = {{"strategy", 8, io::Table::Align::kLeft},
                                             {"precision", 9, io::Table::Align::kLeft},
@@ -236,7 +248,7 @@ bool estimate_model(const Arguments& a, const std::string& name) {
   if (a.check) columns.insert(columns.end(), {{"measured", 9}, {"off", 6}});
   io::Table table(columns);
   bool holds = true;
-  for (const RankedStepOptions& row : rows_of(a, name)) {
+  for (const RankedStepOptions& row : rows) {
     const RankCost cost = fullest(rehearse(row, a.devices));
     const bool recomputes = row.options.checkpoint_activations.value_or(false);
     int64_t measured = 0;
@@ -280,6 +292,7 @@ bool estimate_model(const Arguments& a, const std::string& name) {
 int run(Arguments a) {
   if (const int n = device_count(a.devices_text, chosen_device({})); n > 0) a.devices = n;
   if (a.parameters > 0) return estimate_count(a);
+  std::vector<std::vector<RankedStepOptions>> rows;  // of each model
   as_usage([&] {
     for (const std::string& text : a.precisions) {
       const auto [name, level] = precision_and_level(text);
@@ -299,11 +312,12 @@ int run(Arguments a) {
       const nn::MetaScope meta;
       make_step_model(step_of(a, name));
     }
+    for (const std::string& name : a.models) rows.push_back(rows_of(a, name));
   });
   bool holds = true;
-  for (const std::string& model : a.models) {
-    if (!a.json && model != a.models[0]) fmt::print("\n");
-    holds = estimate_model(a, model) && holds;
+  for (size_t m = 0; m < a.models.size(); ++m) {
+    if (!a.json && m > 0) fmt::print("\n");
+    holds = estimate_model(a, a.models[m], rows[m]) && holds;
   }
   if (!a.json) {
     fmt::print(
@@ -325,8 +339,11 @@ void add_estimate(Command& app, Action& action) {
       kMeasuringCommands);
   command.group("Step");
   command.option("--model", a.models, kModelHelp, {.delimiter = ','});
-  command.option("--batch-size,--batch", a.step.batch,
-                 "Images, or windows of text, in the batch of each device", {.check = positive()});
+  command.option(
+      "--batch-size,--batch", a.step.batch,
+      "Images, or windows of text, in the batch of each device; those that share a layer "
+      "or a pipeline count as one",
+      {.check = positive()});
   command.option(
       "--precision", a.precisions,
       fmt::format("What is computed in which format: {}; fp8:O1, fp8:O2 and fp8:O3 with a level",

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "tests/program/run_weft.h"
+#include "tests/program/train_runs.h"
 
 using namespace weft::cli;
 using Catch::Matchers::Contains;
@@ -65,6 +65,25 @@ TEST_CASE("a step's memory and traffic, kind by kind") {
   CHECK(
       run_weft("estimate --model simple_cnn --batch-size 16 --precision bf16,fp16 --check").code ==
       0);
+  // On devices that share a layer or a pipeline the batch is that of all, checked or not.
+  const auto peak = [](const std::string& devices) -> int64_t {
+    const std::string line = "estimate --model vit_lite --precision fp32 --json " + devices;
+    return parse_lines(run_weft(line).out).at(0).at("peak_bytes");
+  };
+  for (const std::string strategy : {"tp", "pipeline"}) {
+    INFO(strategy);
+    CHECK(peak("--batch-size 32 --devices 2 --strategy " + strategy) <
+          0.8 * peak("--batch-size 32"));
+    CHECK(run_weft("estimate --model vit_lite --precision fp32 --batch-size 16 --devices 2 --check "
+                   "--strategy " +
+                   strategy)
+              .code == 0);
+  }
+  // What was asked for by name and cannot be is told before anything else.
+  check_error(run_weft("estimate --model cct,vit_lite --devices 3 --strategy tp"), 2,
+              "3 ranks do not divide");
+  check_error(run_weft("estimate --model vit_lite --devices 2 --strategy tp --precision fp8:O1"), 2,
+              "fp8-level: O1 is of strategies single, ddp, not of tp");
   check_error(run_weft("estimate --precision fp8:O4"), 2, "O4");
   check_error(run_weft("estimate --precision fp8:o1"), 2, "did you mean \"O1\"?");
   check_error(run_weft("estimate --devices 0,2"), 2,

@@ -88,7 +88,8 @@ void add_strategy_settings(Command& command, dist::StrategyOptions& settings,
 }
 
 int64_t images_of(const RankedStepOptions& options, const dist::Sharing& sharing) {
-  return options.batch * sharing.tensor * sharing.stages * sharing.threads;
+  const int64_t sharers = options.is_batch_shared ? 1 : sharing.tensor * sharing.stages;
+  return options.batch * sharers * sharing.threads;
 }
 
 dist::StrategyOptions filled(const RankedStepOptions& options, int devices) {

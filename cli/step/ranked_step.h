@@ -21,6 +21,9 @@ struct RankedStepOptions {
   std::string model = "vit_b_16";  // of step_model_names()
   dist::StrategyOptions strategy = {.name = "ddp"};
   int64_t batch = 1;  // images, or windows of text, per device
+  /// Whether devices that share a layer or a pipeline count as one, as weft train counts them; else
+  /// each has so many, and a step of theirs as much to compute as one of data parallelism.
+  bool is_batch_shared = false;
   models::ModelOptions options = {};
   std::string optimizer = "adamw";
   std::string precision = "fp32";  // of train/precision.h
@@ -50,7 +53,7 @@ void add_strategy_settings(io::Command& command, dist::StrategyOptions& settings
 std::vector<dist::ModelLayout> layouts_of_model(const RankedStepOptions& options, int devices);
 /// The same on one rank alone.
 dist::ModelLayout layout_of_model(const RankedStepOptions& options);
-/// Images that the devices of one data rank take together in a step.
+/// Images that those who share a layer, a pipeline or a process take together in a step.
 int64_t images_of(const RankedStepOptions& options, const dist::Sharing& sharing);
 /// The strategy's options with as many micro-batches as such a step's images fill, and the
 /// precision's part in them.

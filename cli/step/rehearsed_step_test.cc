@@ -74,6 +74,12 @@ TEST_CASE("strategies with copies and other precisions") {
   RankedStepOptions copies = small("pipeline", "bf16");
   copies.strategy.pipeline_stages = 2;
   check(copies, 4);
+  // As training counts a batch.
+  copies.is_batch_shared = true;
+  check(copies, 4);
+  RankedStepOptions shared = small("fsdp+tp", "fp32");
+  shared.is_batch_shared = true;
+  check(shared, 4);
 }
 
 TEST_CASE("layers that are split, in every precision") {

@@ -21,7 +21,6 @@
 #include "core/parallel.h"
 #include "io/nearest.h"
 #include "io/progress.h"
-#include "train/config_files/config_file.h"
 #include "train/config_yaml.h"
 
 namespace weft::cli {
@@ -169,14 +168,7 @@ train::Config changed(const train::Config& config, const std::string& key,
     WEFT_CHECK(all.contains(key),
                "--vary: there is no setting \"{}\"; weft config show lists them{}",
                train::option_name(key), io::did_you_mean(key, known));
-    const nlohmann::json parsed = nlohmann::json::parse(value, nullptr, false);
-    train::ConfigFile line;
-    line.path = "--vary";
-    line.set(key, all.at(key).is_string() || parsed.is_discarded() ? nlohmann::json(value) : parsed,
-             train::option_name(key));
-    const train::Config result = with_file(config, line);
-    train::validate(result);
-    return result;
+    return with_setting(config, key, value, "--vary", chosen_device(""));
   });
 }
 
@@ -347,6 +339,14 @@ int run_batch_size(const Arguments& a) {
         "study batch-size: --{} {}: it may end a run before its {} epochs, behind which runs are "
         "compared; leave it out",
         train::option_name(key), mine.at(key).dump(), base.epochs));
+  }
+  for (const auto& [option, limit] : {std::pair("limit-batches", base.limit_batches),
+                                      {"limit-val-batches", base.limit_val_batches}}) {
+    if (!limit.count || limit.is_zero()) continue;
+    throw UsageError(fmt::format(
+        "study batch-size: --{} {}: as many batches are more images where batches are larger; "
+        "expected a fraction, 0.1",
+        option, *limit.count));
   }
   const int64_t base_batch = base.global_batch_size > 0
                                  ? base.global_batch_size

@@ -8,15 +8,18 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-std::string tiny() {
+/// 54 images to train on, 6 to validate on.
+std::string small() {
   static const std::string folder = make_colour_folders("study_images", 20, 16, 16);
-  return fmt::format(
-      " --model vit_lite --data folder:{} --batch-size 4 --epochs 2 --limit-batches 4 --lr 5e-4",
-      folder);
+  return fmt::format(" --model vit_lite --data folder:{} --batch-size 4 --epochs 2 --lr 5e-4",
+                     folder);
 }
+std::string tiny() { return small() + " --limit-batches 4"; }
+/// Of batches of any size the same images.
+std::string half() { return small() + " --limit-batches 0.5 --limit-val-batches 1.0"; }
 
-std::vector<json> study(const std::string& arguments) {
-  const Outcome outcome = run_weft("study " + arguments + tiny() + " --json");
+std::vector<json> study(const std::string& arguments, const std::string& settings = tiny()) {
+  const Outcome outcome = run_weft("study " + arguments + settings + " --json");
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
   return parse_lines(outcome.out);
@@ -37,7 +40,7 @@ TEST_CASE("batch sizes and rules make a table and a page, and are taken up again
   const std::string output = fresh_scratch("batches");
   const std::string command =
       "batch-size --batches 4,8 --rules linear,lamb --seeds 2 --target 0.2 --output " + output;
-  const auto runs = study(command);
+  const auto runs = study(command, half());
   REQUIRE(runs.size() == 2 * 2 * 2);
   for (const json& run : runs) {
     INFO(run.dump());
@@ -54,7 +57,8 @@ TEST_CASE("batch sizes and rules make a table and a page, and are taken up again
   CHECK(runs[0].at("seed") != runs[1].at("seed"));
   // At the run's own batch the rule without one is the linear one: it has the same runs.
   const auto alike =
-      study("batch-size --batches 4 --rules linear,none --seeds 2 --target 0.2 --output " + output);
+      study("batch-size --batches 4 --rules linear,none --seeds 2 --target 0.2 --output " + output,
+            half());
   REQUIRE(alike.size() == 4);
   for (size_t i : {0, 1}) {
     CHECK(alike[i] == runs[i]);
@@ -63,14 +67,14 @@ TEST_CASE("batch sizes and rules make a table and a page, and are taken up again
   }
   const auto trained = std::filesystem::last_write_time(runs[0].at("directory").get<std::string>() +
                                                         "/model.safetensors");
-  CHECK(study(command) == runs);
+  CHECK(study(command, half()) == runs);
   CHECK(trained == std::filesystem::last_write_time(runs[0].at("directory").get<std::string>() +
                                                     "/model.safetensors"));
   const std::string page = read_file(output + "/study.html");
   CHECK_THAT(page, Contains("Accuracy at equal epochs") && Contains("Steps to the target") &&
                        Contains("Gradient noise scale") && Contains("<svg"));
   // Other settings under the same names are no part of the study.
-  check_error(run_weft("study " + command + tiny() + " --weight-decay 0.2"), 1,
+  check_error(run_weft("study " + command + half() + " --weight-decay 0.2"), 1,
               "is a run with weight-decay");
 }
 
@@ -79,16 +83,18 @@ TEST_CASE("a rule goes by the images of a step, which may take several batches")
   const auto runs = study(
       "batch-size --batches 4,16 --rules none,sqrt,lars --seeds 1 --accumulate 2 --target 0.001 "
       "--output " +
-      output);
+          output,
+      half());
   struct Expected {
     std::string rule, optimizer;
     int64_t batch;
     double lr;
+    int64_t steps;
   };
-  // The run's own batch is twice 4 images, too.
-  const std::vector<Expected> all = {{"none", "adamw", 8, 5e-4}, {"none", "adamw", 32, 5e-4},
-                                     {"sqrt", "adamw", 8, 5e-4}, {"sqrt", "adamw", 32, 1e-3},
-                                     {"lars", "lars", 8, 1},     {"lars", "lars", 32, 4}};
+  // The run's own batch is twice 4 images, too. Six batches of 4 are three steps, one of 16 is one.
+  const std::vector<Expected> all = {{"none", "adamw", 8, 5e-4, 3}, {"none", "adamw", 32, 5e-4, 1},
+                                     {"sqrt", "adamw", 8, 5e-4, 3}, {"sqrt", "adamw", 32, 1e-3, 1},
+                                     {"lars", "lars", 8, 1, 3},     {"lars", "lars", 32, 4, 1}};
   REQUIRE(runs.size() == all.size());
   for (size_t i = 0; i < all.size(); ++i) {
     const json& run = runs[i];
@@ -96,9 +102,8 @@ TEST_CASE("a rule goes by the images of a step, which may take several batches")
     CHECK(run.at("rule") == all[i].rule);
     CHECK(run.at("batch").dump() == std::to_string(all[i].batch));  // a whole number
     CHECK(run.at("lr").get<double>() == Approx(all[i].lr));
-    // Four batches, or what there is, are two steps.
-    CHECK(run.at("steps_to_target").dump() == "2");
-    CHECK(run.at("samples_to_target").dump() == std::to_string(2 * all[i].batch));
+    CHECK(run.at("steps_to_target").dump() == std::to_string(all[i].steps));
+    CHECK(run.at("samples_to_target").dump() == std::to_string(all[i].steps * all[i].batch));
     const std::string settings = read_file(run.at("directory").get<std::string>() + "/config.yaml");
     CHECK_THAT(settings, Contains("optimizer: \"" + all[i].optimizer + "\"") &&
                              Contains("accumulate: 2\n") &&
@@ -112,10 +117,12 @@ TEST_CASE("batches are compared at equal epochs alone") {
            {"--epochs -1 --max-steps 4", "--epochs -1: expected a positive number"},
            {"--max-steps 5", "--max-steps 5: it may end a run before its 2 epochs"},
            {"--max-time 1h", "--max-time \"1h\": it may end a run before its 2 epochs"},
-           {"--early-stopping=1", "--early-stopping 1: it may end a run before its 2 epochs"}}) {
+           {"--early-stopping=1", "--early-stopping 1: it may end a run before its 2 epochs"},
+           {"--limit-batches 8", "--limit-batches 8: as many batches are more images"},
+           {"--limit-val-batches 2", "--limit-val-batches 2: as many batches are more images"}}) {
     INFO(option);
     const std::string output = fresh_scratch("unequal");
-    std::string settings = tiny();
+    std::string settings = small();
     if (option.starts_with("--epochs")) settings.erase(settings.find(" --epochs 2"), 11);
     check_error(run_weft("study batch-size --output " + output + settings + " " + option), 2,
                 "study batch-size: " + message);
@@ -142,6 +149,13 @@ TEST_CASE("seeds and settings") {
   check_error(
       run_weft("study sweep --vary batch-size=4 --vary batch_size=8 --output " + scratch("none")),
       2, "--vary: batch-size is given twice");
+  // By the names that weft train knows.
+  const auto named =
+      study("sweep --vary strategy=NO,single --vary devices=auto --seeds 1 --output " +
+            fresh_scratch("named"));
+  REQUIRE(named.size() == 2);
+  CHECK(named[0].at("labels") == json({"strategy=NO", "devices=auto"}));
+  CHECK(named[0].at("directory") == named[1].at("directory"));
   check_error(run_weft("study sweep --vary leraning-rate=1 --output " + scratch("none")), 2,
               "there is no setting \"leraning-rate\"");
   check_error(run_weft("study batch-size --rules cubic --output " + scratch("none")), 2,

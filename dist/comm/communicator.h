@@ -156,6 +156,8 @@ class Communicator {
   /// Says that this rank has given up: the others' collectives fail at once, with the reason.
   virtual void leave(const std::string& reason) = 0;
 
+  /// Begun on this rank, sends and recvs apart: as many on every rank that is at the same place.
+  uint64_t collectives() const { return next_collective_ - 1; }
   virtual Traffic traffic() const = 0;
   /// Of this rank in this communicator, in the one it was made from and in all groups beside it.
   virtual Traffic family_traffic() const = 0;

@@ -14,6 +14,7 @@
 #include "core/memory_account.h"
 #include "core/view.h"
 #include "dist/comm/device/on_device.h"
+#include "dist/data_parallel/pass_watch.h"
 #include "nn/meta.h"
 
 namespace weft::dist {
@@ -86,20 +87,19 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     verify_same_tensors(*group_, state, "ddp");
     broadcast_all(state, 0);
     for (const auto& [name, parameter] : module.named_parameters()) {
-      if (!parameter.requires_grad()) continue;
-      WEFT_CHECK(parameter.is_contiguous(), "ddp: parameter \"{}\" is not contiguous", name);
-      parameters_.push_back({.name = name, .tensor = parameter});
+      parameters_.push_back(
+          {.name = name, .tensor = parameter, .is_trained = parameter.requires_grad()});
     }
-    std::vector<int> order(parameters_.size());
-    std::iota(order.rbegin(), order.rend(), 0);
-    build_buckets(order);
+    order_.resize(parameters_.size());
+    std::iota(order_.rbegin(), order_.rend(), 0);
+    build_buckets();
     reset();
   }
 
   /// Apart from the constructor, which has no shared pointer to give.
   void register_hooks() {
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      register_ready_hook(parameters_[i].tensor, [weak = weak_from_this(), i] {
+      register_parameter_hook(parameters_[i].tensor, [weak = weak_from_this(), i] {
         if (const auto self = weak.lock()) self->on_ready(static_cast<int>(i));
       });
     }
@@ -107,13 +107,14 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
 
   Tensors forward(const std::function<Tensors()>& function) {
     if (is_joining_) announce(true);
-    if (options_.broadcast_buffers && synchronizes_ && module_.is_training()) {
+    if (options_.broadcast_buffers && synchronizes() && module_.is_training()) {
+      recover();
       broadcast_all(module_.named_buffers(), is_joining_ ? first_active_ : 0);
     }
     Tensors outputs = function();
     // So that a rank none of whose parameters are used still finishes the reduction.
     for (const Tensor& output : outputs) {
-      if (!synchronizes_ || !output.defined() || !output.requires_grad() || !grad_enabled()) {
+      if (!synchronizes() || !output.defined() || !output.requires_grad() || !grad_enabled()) {
         continue;
       }
       register_hook(output, [weak = weak_from_this()](const Tensor&) {
@@ -125,9 +126,11 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   }
 
   void synchronize() {
-    WEFT_CHECK(!is_running_, "ddp: synchronize() inside a backward");
-    is_running_ = true;
+    WEFT_CHECK(!watch_.is_under_way(), "ddp: synchronize() inside a backward");
+    const auto attempt = watch_.attempt();
+    prepare();
     finish(false);
+    attempt->is_over = true;
   }
 
   void finish_join() {
@@ -162,7 +165,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   nn::Module& module_;
   const CommunicatorPtr group_;
   const DdpOptions options_;
-  bool synchronizes_ = true;
+  int local_depth_ = 0;  // of no_sync()
   bool is_joining_ = false;
 
  private:
@@ -176,17 +179,19 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   struct Parameter {
     std::string name;
     Tensor tensor;
-    int bucket = 0;
-    Tensor view = {};     // of the bucket's flat tensor, in the parameter's shape
-    int expected = 1;     // contributions per backward
-    bool is_used = true;  // on any rank, of a static graph
+    bool is_trained = true;  // in the latest backward: it may be frozen, and trained again
+    int bucket = -1;         // none as long as it was not
+    Tensor view = {};        // of the bucket's flat tensor, in the parameter's shape
+    int expected = 1;        // contributions per backward
+    bool is_used = true;     // on any rank, of a static graph
 
     /// Of the backward at hand.
     struct Arrived {
       int contributions = 0;
       bool is_in_bucket = false;
-      Tensor late;   // what came when the bucket had left
+      Tensor late;   // what came when the bucket had left, or without one
       Tensor first;  // the tensor that came, to be handed out again
+      bool any() const { return is_in_bucket || late.defined(); }
     };
     Arrived arrived = {};
   };
@@ -197,14 +202,20 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     for (const Work& work : works) work.wait();
   }
 
-  void build_buckets(const std::vector<int>& order) {
+  bool synchronizes() const { return local_depth_ == 0; }
+
+  /// For the parameters that are trained, or were, in the order of order_.
+  void build_buckets() {
     const MemoryScope scope(MemoryKind::kBuckets);
     buckets_.clear();
     std::vector<int64_t> sizes;  // elements
     // A bucket is filled per dtype and closed when it has reached its size.
     std::map<DType, int> open;
-    for (int i : order) {
-      const DType dtype = parameters_[i].tensor.dtype();
+    for (int i : order_) {
+      const Parameter& p = parameters_[i];
+      if (!p.is_trained && p.bucket < 0) continue;
+      WEFT_CHECK(p.tensor.is_contiguous(), "ddp: parameter \"{}\" is not contiguous", p.name);
+      const DType dtype = p.tensor.dtype();
       const auto [place, is_new] = open.try_emplace(dtype, static_cast<int>(buckets_.size()));
       const int index = place->second;
       if (is_new) {
@@ -212,7 +223,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
         sizes.push_back(0);
       }
       buckets_[index].parameters.push_back(i);
-      sizes[index] += parameters_[i].tensor.numel();
+      sizes[index] += p.tensor.numel();
       const int64_t limit = index == 0 ? options_.first_bucket_bytes : options_.bucket_bytes;
       if (sizes[index] * static_cast<int64_t>(itemsize(dtype)) >= limit) open.erase(place);
     }
@@ -235,7 +246,6 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   }
 
   void reset() {
-    is_running_ = false;
     next_bucket_ = 0;
     for (Parameter& p : parameters_) p.arrived = {};
     arrivals_.clear();
@@ -243,28 +253,55 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       bucket.is_launched = false;
       bucket.complete = nullptr;
       bucket.waits_for = 0;
-      for (int i : bucket.parameters) bucket.waits_for += parameters_[i].expected > 0;
+      for (int i : bucket.parameters) {
+        bucket.waits_for += parameters_[i].is_trained && parameters_[i].expected > 0;
+      }
     }
   }
 
   /// Something of this backward concerns the reduction: it is to be finished when that is over.
   void begin() {
-    if (!synchronizes_ || is_running_) return;
-    is_running_ = true;
-    after_backward([weak = weak_from_this()] {
+    if (!synchronizes()) return;
+    const bool is_first = watch_.begin([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->finish();
     });
+    if (is_first) prepare();
+  }
+
+  /// Before a reduction.
+  void prepare() {
+    recover();
+    bool has_new = false;
+    for (Parameter& p : parameters_) {
+      const bool was_trained = std::exchange(p.is_trained, p.tensor.requires_grad());
+      if (!p.is_trained || was_trained) continue;
+      p.expected = 1;
+      p.is_used = true;
+      has_new = has_new || p.bucket < 0;
+      if (has_new || options_.static_graph) is_rebuilt_ = false;
+    }
+    if (has_new) build_buckets();
+    reset();
+  }
+
+  /// Drops what a pass that failed has left.
+  void recover() {
+    if (!watch_.recover("ddp", {group_.get()})) return;
+    for (Bucket& bucket : buckets_) {
+      if (bucket.complete) bucket.complete();
+    }
+    reset();
   }
 
   void on_ready(int i) {
-    if (!synchronizes_) return;
+    if (!synchronizes()) return;
     begin();
     Parameter& p = parameters_[i];
     ++p.arrived.contributions;
     arrivals_.push_back(i);
     take_gradient(p);
     // A parameter used in several recomputed segments is ready when its last contribution is in.
-    if (p.arrived.contributions != p.expected) return;
+    if (!p.is_trained || p.arrived.contributions != p.expected) return;
     --buckets_[p.bucket].waits_for;
     while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].waits_for <= 0) launch();
   }
@@ -275,8 +312,8 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     const Tensor gradient = p.tensor.grad();
     p.tensor.set_grad({});
     Parameter::Arrived& arrived = p.arrived;
-    if (buckets_[p.bucket].is_launched) {
-      // The bucket left without it: reduced apart, in the end.
+    if (p.bucket < 0 || buckets_[p.bucket].is_launched) {
+      // The bucket left without it, or it has none: reduced apart, in the end.
       if (arrived.late.defined()) {
         ops::add_(arrived.late, gradient);
       } else {
@@ -310,21 +347,16 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   }
 
   void finish(bool after_backward = true) {
-    try {
-      // What was gathered before and did not change in this backward counts too.
-      for (Parameter& p : parameters_) {
-        if (!p.arrived.is_in_bucket && p.tensor.grad().defined()) take_gradient(p);
-      }
-      if (after_backward) check_unused();
-      reduce_buckets();
-      reduce_late();
-      hand_out();
-      if (!is_rebuilt_) rebuild();
-      reset();
-    } catch (...) {
-      reset();
-      throw;
+    // What was gathered before and did not change in this backward counts too.
+    for (Parameter& p : parameters_) {
+      if (!p.arrived.is_in_bucket && p.tensor.grad().defined()) take_gradient(p);
     }
+    if (after_backward) check_unused();
+    reduce_buckets();
+    reduce_late();
+    hand_out();
+    if (!is_rebuilt_) rebuild();
+    reset();
   }
 
   void check_unused() {
@@ -332,7 +364,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     if (options_.find_unused_parameters || options_.static_graph) return;
     std::vector<std::string> unused;
     for (const Parameter& p : parameters_) {
-      if (!p.arrived.is_in_bucket) unused.push_back(p.name);
+      if (p.is_trained && !p.arrived.is_in_bucket) unused.push_back(p.name);
     }
     WEFT_CHECK(unused.empty(),
                "ddp: no gradient reached {} parameters on rank {}: {}; find_unused_parameters "
@@ -347,7 +379,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     const auto n = static_cast<int64_t>(parameters_.size());
     const Tensor map = Tensor::zeros({n}, DType::i32);
     int32_t* used = map.data<int32_t>();
-    for (int64_t i = 0; i < n; ++i) used[i] = parameters_[i].arrived.is_in_bucket;
+    for (int64_t i = 0; i < n; ++i) used[i] = parameters_[i].arrived.any();
     group_->all_reduce(map, ReduceOp::kMax).wait();
     for (int64_t i = 0; i < n; ++i) parameters_[i].is_used = used[i] != 0;
   }
@@ -357,14 +389,20 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     for (Parameter& p : parameters_) {
       if (!p.arrived.late.defined()) continue;
       group_->all_reduce(p.arrived.late, options_.average).wait();
-      ops::add_(p.view, p.arrived.late);
+      if (p.bucket < 0) {
+        p.tensor.set_grad(p.arrived.late);
+      } else {
+        ops::add_(p.view, p.arrived.late);
+      }
     }
   }
 
   void hand_out() {
     const NoGrad guard;
     for (Parameter& p : parameters_) {
-      if (!p.is_used) continue;  // nobody has a gradient: it stays undefined
+      // Where nobody has a gradient it stays undefined.
+      const bool is_reduced = p.bucket >= 0 && p.is_used && (p.is_trained || p.arrived.any());
+      if (!is_reduced) continue;
       if (options_.gradient_as_bucket_view) {
         p.tensor.set_grad(p.view);
       } else {
@@ -400,13 +438,14 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     group_->broadcast(plan, is_joining_ ? first_active_ : 0).wait();
     for (int64_t i = 0; i < n; ++i) parameters_[i].expected = static_cast<int>(order[n + i]);
     // With views the old buckets live on in the gradients until those are dropped.
-    build_buckets({order, order + n});
+    order_.assign(order, order + n);
+    build_buckets();
   }
 
   /// In a join: every rank says whether it works on a batch, and whether that is synchronised.
   void announce(bool is_active) {
     const Tensor mine =
-        Tensor::from(std::vector<int32_t>{is_active, is_active && synchronizes_}, {2});
+        Tensor::from(std::vector<int32_t>{is_active, is_active && synchronizes()}, {2});
     const Tensor all = Tensor::empty({group_->size(), 2}, DType::i32);
     group_->all_gather(all, mine).wait();
     first_active_ = last_announced_ = -1;
@@ -422,6 +461,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
 
   /// The collectives of a backward of the others.
   void shadow_reduction() {
+    prepare();
     reduce_buckets();
     if (!is_rebuilt_) rebuild();
     reset();
@@ -433,11 +473,12 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   }
 
   std::vector<Parameter> parameters_;
+  std::vector<int> order_;  // of these in the buckets
   std::vector<Bucket> buckets_;
   bool is_rebuilt_ = false;
 
   // Of the backward at hand.
-  bool is_running_ = false;
+  PassWatch watch_;
   size_t next_bucket_ = 0;
   std::vector<int> arrivals_;  // parameters, once for each contribution
 
@@ -467,8 +508,8 @@ Tensors DistributedDataParallel::forward(const std::function<Tensors()>& functio
 void DistributedDataParallel::synchronize() { reducer_->synchronize(); }
 
 std::shared_ptr<void> DistributedDataParallel::no_sync() {
-  const bool previous = std::exchange(reducer_->synchronizes_, false);
-  return {nullptr, [reducer = reducer_, previous](void*) { reducer->synchronizes_ = previous; }};
+  ++reducer_->local_depth_;
+  return {nullptr, [reducer = reducer_](void*) { --reducer->local_depth_; }};
 }
 
 DistributedDataParallel::Join::Join(DistributedDataParallel& ddp) : ddp_(ddp) {

@@ -9,7 +9,8 @@
 // parameters in reverse order of registration at first, from the second iteration on in the order
 // in which the gradients arrived in the first. Buckets run in one order on every rank; their sizes
 // change no bit (reduce_tree.h). .grad() holds the reduced gradient once the outermost backward()
-// has returned. Li et al.: "PyTorch Distributed", VLDB 2020.
+// has returned. Parameters may be frozen and trained again, on all ranks alike: nothing waits for
+// those that are frozen. Li et al.: "PyTorch Distributed", VLDB 2020.
 //
 // Memory, in bytes, for P parameters of 4: gradients 4P, buckets 4P; with gradient_as_bucket_view
 // 4P together.
@@ -47,7 +48,7 @@ struct DdpOptions {
   /// that the sum is the true mean however uneven the batches are.
   ReduceOp average = ReduceOp::kMean;
   /// Some parameters get no gradient in some iterations: costs one small collective per step.
-  /// Otherwise a parameter without gradient is an error.
+  /// Otherwise one without gradient that is not frozen is an error.
   bool find_unused_parameters = false;
   /// The same parameters are used, the same number of times, in every iteration: those without a
   /// gradient in the first are never waited for.

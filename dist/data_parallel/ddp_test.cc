@@ -277,6 +277,56 @@ TEST_CASE("trap: with activation checkpointing a parameter must not be marked re
   }
 }
 
+TEST_CASE("a pass that fails when buckets have left, or when it is over, leaves nothing behind") {
+  const OracleBatch batch = oracle_batch(0, 8, DType::f64);
+  const auto one = make_oracle_model(DType::f64);
+  backward(ops::cross_entropy((*one)(batch.x), batch.labels));
+  const NamedTensors expected = gradients_of(*one);
+  for (const bool is_view : {false, true}) {
+    run_ranks(
+        2,
+        [&](Communicator& c) {
+          const auto model = make_oracle_model(DType::f64);
+          DistributedDataParallel ddp(
+              *model, borrowed(c),
+              {.bucket_bytes = 1, .first_bucket_bytes = 1, .gradient_as_bucket_view = is_view});
+          const OracleShare share = share_of(batch, 2, c.rank());
+          for (int iteration = 0; iteration < 6; ++iteration) {
+            model->zero_grad();
+            const Tensor loss = ops::cross_entropy(ddp(share.batch.x), share.batch.labels);
+            if (iteration == 1 || iteration == 2) {
+              fail_at(model->fc1.weight);
+              expect_error([&] { backward(loss); }, "no memory");
+            } else if (iteration == 4) {
+              expect_error(
+                  [&] { backward(ops::sum(ddp.forward([&] { return model->fc2.bias; }))); },
+                  "no gradient reached");
+            } else {
+              backward(loss);
+              const double d = difference(gradients_of(*model), expected);
+              WEFT_CHECK(d < 1e-13, "iteration {}: the gradients differ by {}", iteration, d);
+            }
+          }
+        },
+        {.latency_seconds = 0.001});
+  }
+}
+
+TEST_CASE("ranks whose passes have failed at different places do not go on") {
+  run_ranks(2,
+            [](Communicator& c) {
+              const auto model = make_oracle_model(DType::f64);
+              DistributedDataParallel ddp(*model, borrowed(c),
+                                          {.bucket_bytes = 1, .first_bucket_bytes = 1});
+              const OracleBatch batch = oracle_batch(0, 4, DType::f64);
+              const auto pass = [&] { backward(ops::cross_entropy(ddp(batch.x), batch.labels)); };
+              fail_at(c.rank() == 0 ? model->fc1.weight : model->tied.weight);
+              expect_error(pass, "no memory");
+              expect_error(pass, "expected the same, at the same place");
+            },
+            {.host = {.timeout_seconds = 5}});
+}
+
 TEST_CASE("trap: uneven step counts hang; join lets ranks without batches follow") {
   // Rank r has r + 1 batches. A rank that is out of batches adds zeros, the mean stays over all.
   for (bool finds_unused : {false, true}) {

@@ -10,7 +10,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "core/memory_account.h"
 #include "core/view.h"
@@ -93,7 +92,7 @@ WrapPolicy wrap_by_class_names(std::vector<std::string> names) {
 FullySharded::Engine::Engine(nn::Module& root, const FsdpOptions& given, const WrapPolicy& policy)
     : module(root),
       options(checked(given)),
-      unsharding(units, options, twin(*options.shard, "fsdp unshard")),
+      unsharding(units, options, twin(*options.shard, "fsdp unshard"), [this] { recover(); }),
       reduction(options, twin(*options.shard, "fsdp reduce")) {
   for (Communicator* group : {options.shard.get(), options.replicate.get()}) {
     // The list keeps the whole parameters alive: it must not outlive this line.
@@ -168,8 +167,7 @@ void FullySharded::Engine::build(Unit& unit) {
 void FullySharded::Engine::register_hooks() {
   for (size_t u = 0; u < units.size(); ++u) {
     for (const Parameter& parameter : units[u].parameters) {
-      if (!parameter.whole.requires_grad()) continue;
-      register_ready_hook(parameter.whole, [weak = weak_from_this(), u] {
+      register_parameter_hook(parameter.whole, [weak = weak_from_this(), u] {
         if (const auto self = weak.lock()) self->on_ready(self->units[u]);
       });
     }
@@ -177,20 +175,43 @@ void FullySharded::Engine::register_hooks() {
 }
 
 void FullySharded::Engine::begin() {
-  if (is_running_) return;
-  is_running_ = true;
-  // Gradients that zero_grad() has dropped make room for the new ones.
+  const std::weak_ptr<Engine> weak = weak_from_this();
+  const bool is_first = watch_.begin(
+      [weak] {
+        if (const auto self = weak.lock()) self->finish();
+      },
+      [weak] {
+        if (const auto self = weak.lock()) self->fail();
+      });
+  if (!is_first) return;
+  recover();
   for (Unit& unit : units) {
+    // Gradients that zero_grad() has dropped make room for the new ones.
     if (!unit.has_slice_gradient()) unit.kept_gradient = {};
+    unit.missing = unit.count_trained();
   }
-  weft::after_backward([weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->finish();
-  });
+}
+
+/// The pass has failed: nothing of it is left but collectives that are under way.
+void FullySharded::Engine::fail() {
+  for (const Unit& unit : units) {
+    for (const Parameter& p : unit.parameters) p.whole.set_grad({});
+  }
+  unsharding.abandon_iteration();
+}
+
+/// And these are taken off it before the next ones, on all ranks.
+void FullySharded::Engine::recover() {
+  if (!watch_.recover("fsdp", {&unsharding.group(), &reduction.group(), options.replicate.get()})) {
+    return;
+  }
+  unsharding.end_iteration();
+  reduction.drop_all(units);
 }
 
 void FullySharded::Engine::on_ready(Unit& unit) {
   begin();
-  if (!synchronizes) return;  // collected when the pass is over
+  if (local_depth > 0) return;  // collected when the pass is over
   // A parameter used in several recomputed segments comes in parts; sums do not mind.
   if (--unit.missing > 0) return;
   if (options.sharding == Sharding::kZero1) return;  // reduced when the pass is over
@@ -199,27 +220,29 @@ void FullySharded::Engine::on_ready(Unit& unit) {
 }
 
 void FullySharded::Engine::finish() {
-  is_running_ = false;
+  const bool is_local = local_depth > 0;
   for (Unit& unit : units) {
-    if (unit.count_trained() == 0) continue;
-    if (!synchronizes) {
-      if (fsdp::has_gradients(unit)) reduction.collect(unit);
-    } else if (!unit.was_reduced || fsdp::has_gradients(unit)) {
+    const bool has_some = fsdp::has_gradients(unit);
+    if (is_local) {
+      if (has_some) reduction.collect(unit);
+    } else if (has_some || (!unit.was_reduced && unit.count_trained() > 0)) {
       reduction.start(unit);  // also where this rank has none: others may
     }
   }
   reduction.complete_all();
-  if (synchronizes) reduction.hand_out(units);
-  end_iteration();
-}
-
-void FullySharded::Engine::end_iteration() {
-  for (Unit& unit : units) unit.missing = unit.count_trained();
+  if (!is_local) reduction.hand_out(units);
   unsharding.end_iteration();
 }
 
+void FullySharded::Engine::finish_alone() {
+  const auto attempt = watch_.attempt([this] { fail(); });
+  recover();
+  finish();
+  attempt->is_over = true;
+}
+
 void FullySharded::Engine::after_step() {
-  end_iteration();
+  unsharding.end_iteration();
   // What an Autocast has cast of the parameters is out of date, be it around several steps.
   for (const Unit& unit : units) unit.memory->bump_version();
   if (fsdp::keeps_whole(options.sharding)) unsharding.unshard_all();
@@ -311,11 +334,11 @@ void FullySharded::scale_local_gradients(const Tensors& parameters, double facto
 }
 
 std::shared_ptr<void> FullySharded::no_sync() {
-  const bool previous = std::exchange(engine_->synchronizes, false);
-  return {nullptr, [engine = engine_, previous](void*) { engine->synchronizes = previous; }};
+  ++engine_->local_depth;
+  return {nullptr, [engine = engine_](void*) { --engine->local_depth; }};
 }
 
-void FullySharded::synchronize() { engine_->finish(); }
+void FullySharded::synchronize() { engine_->finish_alone(); }
 
 FullySharded::Memory FullySharded::memory() const {
   Memory memory;

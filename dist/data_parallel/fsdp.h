@@ -20,7 +20,7 @@
 // The optimizer works on the shards: shard() gives it, for each parameter, the flat slice of it
 // that this rank keeps, possibly empty, under the parameter's name. A slice's gradient is dropped
 // and added to by itself, as a parameter's on one device; where no rank has used the parameter it
-// is zero.
+// is zero, unless that is frozen.
 //
 //   strategy      parameters                      gradients                      optimizer
 //   kFullShard    1/F, unsharded twice a step     1/F                            1/F  ZeRO-3

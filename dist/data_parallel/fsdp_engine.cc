@@ -26,6 +26,7 @@ std::shared_ptr<Storage> Unsharding::memory_for(const Unit& unit) {
 void Unsharding::on_touch(Unit& unit) {
   std::lock_guard lock(touch_mutex_);
   if (unit.is_resident) return;
+  recover_();
   make_room();
   unshard(unit);
   prefetch_after(unit);
@@ -155,6 +156,11 @@ void Unsharding::end_iteration() {
   if (!order_.empty()) last_order_ = std::exchange(order_, {});
 }
 
+void Unsharding::abandon_iteration() {
+  for (Unit& unit : units_) reshard(unit);
+  order_.clear();
+}
+
 bool has_gradients(const Unit& unit) {
   return unit.local.defined() || std::ranges::any_of(unit.parameters, [](const Parameter& p) {
            return p.whole.grad().defined();
@@ -197,7 +203,7 @@ void Reduction::start(Unit& unit) {
   const MemoryScope scope(MemoryKind::kBuckets);
   Unit::OnItsWay sum;
   sum.whole = take_flat(unit);
-  for (Parameter& p : unit.parameters) p.has_local = false;
+  for (Parameter& p : unit.parameters) p.has_sent |= std::exchange(p.has_local, false);
   assign_memory(sum.whole, MemoryKind::kBuckets);  // it may have been collected under no_sync
   sum.part = buffer_for(*group_, unit.part, unit.reduce_dtype, unit.device);
   held.add(static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes()));
@@ -261,12 +267,26 @@ void Reduction::complete_all() {
   while (!on_their_way_.empty()) complete(*on_their_way_.front());
 }
 
+void Reduction::drop_all(std::vector<Unit>& units) {
+  for (Unit& unit : units) {
+    for (const Unit::OnItsWay& sum : unit.sums) {
+      sum.scatter.wait();
+      held.add(-static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes()));
+    }
+    unit.sums.clear();
+    unit.was_reduced = unit.has_new_gradient = false;
+    for (Parameter& p : unit.parameters) p.has_sent = false;
+  }
+  on_their_way_.clear();
+}
+
 void Reduction::hand_out(std::vector<Unit>& units) {
   for (Unit& unit : units) {
     unit.was_reduced = unit.has_new_gradient = false;
     if (!unit.kept_gradient.defined()) continue;
     for (Parameter& p : unit.parameters) {
-      if (!p.whole.requires_grad()) continue;
+      // One that was frozen may have been trained in its forward.
+      if (!std::exchange(p.has_sent, false) && !p.whole.requires_grad()) continue;
       p.slice.set_grad(slice_of_part(unit, p, unit.kept_gradient, options_.shard->rank()));
     }
   }

@@ -11,6 +11,7 @@
 
 #include "dist/data_parallel/fsdp.h"
 #include "dist/data_parallel/fsdp_unit.h"
+#include "dist/data_parallel/pass_watch.h"
 
 namespace weft::dist {
 namespace fsdp {
@@ -29,9 +30,11 @@ struct HeldBytes {
 /// back.
 class Unsharding {
  public:
-  /// `units` and `options` belong to the caller and outlive it. Collectives run in `group`.
-  Unsharding(std::vector<Unit>& units, const FsdpOptions& options, CommunicatorPtr group)
-      : units_(units), options_(options), group_(std::move(group)) {}
+  /// `units` and `options` belong to the caller and outlive it. Collectives run in `group`. Before
+  /// a unit is unsharded that was touched, `recover` is called.
+  Unsharding(std::vector<Unit>& units, const FsdpOptions& options, CommunicatorPtr group,
+             std::function<void()> recover)
+      : units_(units), options_(options), group_(std::move(group)), recover_(std::move(recover)) {}
 
   /// Memory for the whole of a unit, which is unsharded when it is touched. Throws Error then, once
   /// this Unsharding is gone.
@@ -43,6 +46,9 @@ class Unsharding {
   void reshard(Unit& unit);
   /// Reshards all, and remembers the order in which they came.
   void end_iteration();
+  /// The same of an iteration that has failed, whose order says nothing; what is on its way stays
+  /// there until end_iteration().
+  void abandon_iteration();
 
   Communicator& group() const { return *group_; }
   int64_t count = 0;  // since the construction
@@ -61,6 +67,7 @@ class Unsharding {
   std::vector<Unit>& units_;
   const FsdpOptions& options_;
   const CommunicatorPtr group_;
+  const std::function<void()> recover_;
   std::mutex touch_mutex_;
   std::vector<Unit*> residents_;           // in order of unsharding
   std::vector<Unit*> order_, last_order_;  // of unsharding, in this iteration and the last
@@ -82,6 +89,8 @@ class Reduction {
   void start(Unit& unit);
   /// Waits for all that are on their way.
   void complete_all();
+  /// The same, and keeps nothing of them: of a pass that has failed.
+  void drop_all(std::vector<Unit>& units);
   /// Collects the gradients at hand in unit.local.
   void collect(Unit& unit);
   /// Gives the slices their gradients.
@@ -118,6 +127,8 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   void on_ready(fsdp::Unit& unit);
   /// The end of a backward pass.
   void finish();
+  /// finish() without a pass.
+  void finish_alone();
   /// What was unsharded is out of date when the optimizer has run.
   void after_step();
   bool is_stale() const { return kept_versions() != refreshed_; }
@@ -134,17 +145,18 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   std::vector<fsdp::Unit> units;
   fsdp::Unsharding unsharding;
   fsdp::Reduction reduction;
-  bool synchronizes = true;  // false under no_sync
+  int local_depth = 0;  // of no_sync()
 
  private:
   Tensor values_of_first_rank(const fsdp::Unit& unit);
   void build(fsdp::Unit& unit);
   void begin();
-  void end_iteration();
+  void fail();
+  void recover();
   uint64_t kept_versions() const;
 
-  bool is_running_ = false;  // between a pass's first gradient and its end
-  uint64_t refreshed_ = 0;   // kept_versions() at the last after_step()
+  PassWatch watch_;
+  uint64_t refreshed_ = 0;  // kept_versions() at the last after_step()
 };
 
 }  // namespace weft::dist

@@ -77,7 +77,6 @@ void lay_out(Unit& unit, const FsdpOptions& options,
   unit.padded = unit.part * ranks;
   unit.wire.elements = unit.padded;
   unit.wire_dtype = options.product_dtype;
-  unit.missing = unit.count_trained();
   for (Parameter& p : unit.parameters) p.kept = kept_by(unit, p, options.shard->rank());
 }
 

@@ -33,6 +33,7 @@ struct Parameter {
   Tensor slice;        // what this rank keeps of it: a leaf, [kept.count]
   Range kept;
   bool has_local = false;  // a gradient in Unit::local
+  bool has_sent = false;   // one, in the pass at hand
 };
 
 struct Unit {

@@ -14,6 +14,7 @@
 #include "autograd/random.h"
 #include "core/transfer.h"
 #include "dist/data_parallel/ddp.h"
+#include "dist/data_parallel/pass_watch.h"
 #include "dist/model_parallel/stages.h"
 #include "io/nearest.h"
 #include "nn/meta.h"
@@ -117,6 +118,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   void run(const MicroBatches& batches) {
     const int64_t in_flight =
         options_.schedule == Schedule::kGpipe ? batches.count : stages() - stage();
+    const auto attempt = begin();
     broadcast_buffers();
     std::deque<Flight> flights;
     int64_t forwards = 0;
@@ -128,6 +130,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
           flight.out = batch.loss(flight.out);
         } else {
           send_on(flight.out);
+          await_gradient(flight);
         }
         flights.push_back(std::move(flight));
         peak_in_flight_ = std::max(peak_in_flight_, static_cast<int64_t>(flights.size()));
@@ -135,14 +138,16 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       backward(flights.front(), {});
       flights.pop_front();
       const bool is_reduced = !batches.accumulates || backwards + 1 == batches.count;
-      if (is_reduced && synchronizes_) reduce_gradients();
+      if (is_reduced && local_depth_ == 0) reduce_gradients();
       if (!batches.accumulates && batches.after_each) batches.after_each();
     }
     settle();
+    attempt->is_over = true;
   }
 
   Tensor forward_all(const Tensor& x) {
     WEFT_CHECK(x.dim() > 0 && x.size(0) > 0, "pipeline: expected a batch, got {}", x);
+    const auto attempt = begin();
     if (grad_enabled()) broadcast_buffers();
     std::vector<int64_t> counts = split_evenly(x.size(0), static_cast<int>(options_.micro_batches));
     std::erase(counts, 0);
@@ -178,6 +183,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       if (!is_last()) y = announced(header, device_);
       options_.stages->broadcast(y, stages() - 1).wait();
     }
+    attempt->is_over = true;
     // Gradients of parameters are added where they lie.
     return record("pipeline", {anchor_like(y), x}, y, {},
                   [self = shared_from_this(), flights, counts, has_dx, shape = x.shape(),
@@ -187,6 +193,11 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
                                "pipeline: backward() of model(x) is GPipe: all forwards came "
                                "before it, so it cannot follow the schedule 1f1b; call "
                                "fabric.run(), which does, or say gpipe, or nothing");
+                    const auto attempt = self->watch_.attempt();
+                    if (self->local_depth_ == 0) {
+                      self->watch_.begin([self] { self->reduce_gradients(); });
+                    }
+                    for (const Flight& flight : *flights) self->await_gradient(flight);
                     int64_t begin = 0;
                     Tensors parts;
                     for (size_t i = 0; i < flights->size(); ++i) {
@@ -196,10 +207,10 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
                       if (self->is_first()) parts.push_back(part);
                       (*flights)[i] = {};
                     }
-                    if (self->synchronizes_) self->reduce_gradients();
                     self->settle();
-                    return {Tensor::zeros({1}, b.dy().dtype(), b.dy().device()),
-                            has_dx ? self->on_all_stages(parts, shape, dtype) : Tensor()};
+                    const Tensor dx = has_dx ? self->on_all_stages(parts, shape, dtype) : Tensor();
+                    attempt->is_over = true;
+                    return {Tensor::zeros({1}, b.dy().dtype(), b.dy().device()), dx};
                   });
   }
 
@@ -243,7 +254,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   const nn::Segments segments_;
   const PipelineOptions options_;
   size_t first_ = 0, end_ = 0;  // this stage's segments
-  bool synchronizes_ = true;
+  int local_depth_ = 0;         // of no_sync()
   int64_t peak_in_flight_ = 0;
 
  private:
@@ -285,10 +296,10 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
                                       tensor.dtype()));
     };
     for (const auto& [name, parameter] : module_.named_parameters()) {
-      if (!owns(name)) {
+      if (owns(name)) {
+        parameters_.push_back(parameter);
+      } else {
         let_go(name, parameter);
-      } else if (parameter.requires_grad()) {
-        trained_.push_back(parameter);
       }
     }
     for (const auto& [name, buffer] : module_.named_buffers()) {
@@ -314,19 +325,16 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   /// `dy` is the last stage's; the others get theirs from the next. Returns the gradient of the
   /// stage's input, which went to the stage before; nothing where nobody wants it.
   Tensor backward(const Flight& flight, const Tensor& last_dy) {
-    Tensor dy = last_dy;
-    if (!is_last()) {
-      const NoGrad guard;
-      dy = Tensor::empty(flight.out.shape(), flight.out.dtype(), device_);
-      backward_in_->recv(dy, 1).wait();
-    }
+    const Tensor dy = is_last() ? last_dy : receive_gradient();
     if (flight.out.requires_grad()) weft::backward(flight.out, dy);
     if (!flight.dx) return {};
     const NoGrad guard;
     const Tensor dx =
         flight.dx->defined() ? ops::contiguous(*flight.dx) : ops::zeros_like(flight.in);
     *flight.dx = {};
-    if (!is_first()) sent_.push_back(backward_out_->send(dx, 0));
+    if (is_first()) return dx;
+    sent_.push_back(backward_out_->send(dx, 0));
+    ++given_.back;
     return dx;
   }
 
@@ -341,8 +349,9 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
 
   void send_on(const Tensor& y) {
     const NoGrad guard;
-    sent_.push_back(forward_out_->send(header_of(y), 1));
-    sent_.push_back(forward_out_->send(ops::contiguous(detach(y)), 1));
+    const Tensor header = header_of(y), values = ops::contiguous(detach(y));
+    for (const Tensor& x : {header, values}) sent_.push_back(forward_out_->send(x, 1));
+    ++given_.forward;
   }
 
   Tensor receive() {
@@ -351,7 +360,42 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     forward_in_->recv(header, 0).wait();
     const Tensor x = announced(header, device_);
     forward_in_->recv(x, 0).wait();
+    ++taken_.forward;
     return x;
+  }
+
+  void await_gradient(const Flight& flight) {
+    if (!is_last()) awaited_.push_back({flight.out.shape(), flight.out.dtype()});
+  }
+  Tensor receive_gradient() {
+    const NoGrad guard;
+    const auto [shape, dtype] = awaited_.front();
+    const Tensor dy = Tensor::empty(shape, dtype, device_);
+    backward_in_->recv(dy, 1).wait();
+    awaited_.pop_front();
+    ++taken_.back;
+    return dy;
+  }
+
+  /// Of a run, or of a batch's forward.
+  std::shared_ptr<PassWatch::Attempt> begin() {
+    if (watch_.recover("pipeline", {options_.stages.get(), options_.data.get()})) clear_the_way();
+    return watch_.attempt();
+  }
+
+  /// Takes what a run that failed has left on its way between the stages, lest the next find it.
+  void clear_the_way() {
+    const Tensor given = Tensor::empty({stages(), 2}, DType::i64);
+    options_.stages
+        ->all_gather(given, Tensor::from(std::vector<int64_t>{given_.forward, given_.back}, {1, 2}))
+        .wait();
+    const auto of = [&](int stage, bool back) { return given.data<int64_t>()[2 * stage + back]; };
+    const Generator position = generator();
+    while (!is_first() && taken_.forward < of(stage() - 1, false)) receive();
+    generator() = position;
+    while (!is_last() && taken_.back < of(stage() + 1, true)) receive_gradient();
+    awaited_.clear();
+    settle();
   }
 
   /// Waits for what was sent; throws what went wrong.
@@ -369,8 +413,11 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     if (!options_.data || options_.data->size() == 1) return;
     const NoGrad guard;
     std::vector<Work> works;
-    for (const Tensor& p : trained_) {
-      if (!p.grad().defined()) p.set_grad(ops::zeros_like(p));
+    for (const Tensor& p : parameters_) {
+      if (!p.grad().defined()) {
+        if (!p.requires_grad()) continue;
+        p.set_grad(ops::zeros_like(p));
+      }
       if (!p.grad().is_contiguous()) p.set_grad(ops::contiguous(p.grad()));
       works.push_back(options_.data->all_reduce(p.grad()));
     }
@@ -378,10 +425,16 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   }
 
   std::unordered_map<std::string, int> stage_of_;
-  Device device_;              // of the model on this rank
-  Tensors trained_, buffers_;  // of this stage
+  Device device_;                 // of the model on this rank
+  Tensors parameters_, buffers_;  // of this stage
   CommunicatorPtr forward_in_, forward_out_, backward_in_, backward_out_;
   std::vector<Work> sent_;
+  PassWatch watch_;  // of runs, and of a batch's forward and backward
+  struct Travelled {
+    int64_t forward = 0, back = 0;  // micro-batches
+  };
+  Travelled given_, taken_;                      // to the neighbours, from them
+  std::deque<std::pair<Shape, DType>> awaited_;  // gradients that the next stage owes
 };
 
 Pipeline::Pipeline(nn::Module& module, nn::Segments segments, const PipelineOptions& options)
@@ -403,8 +456,8 @@ std::vector<std::string> Pipeline::segment_names() const {
 }
 
 std::shared_ptr<void> Pipeline::no_sync() {
-  const bool previous = std::exchange(engine_->synchronizes_, false);
-  return {nullptr, [engine = engine_, previous](void*) { engine->synchronizes_ = previous; }};
+  ++engine_->local_depth_;
+  return {nullptr, [engine = engine_](void*) { --engine->local_depth_; }};
 }
 
 }  // namespace weft::dist

@@ -52,7 +52,8 @@ class Pipeline {
   /// Micro-batches whose activations this stage has held at a time.
   int64_t peak_in_flight() const;
 
-  /// Forward and backward of a step's micro-batches; losses are asked of the last stage alone.
+  /// Forward and backward of a step's micro-batches; losses are asked of the last stage alone. What
+  /// a micro-batch that throws on every rank has left between the stages does not reach the next.
   void run(const MicroBatches& batches);
 
   /// The model's output on x, cut into micro-batches, on every stage. Every stage computes the same

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/memory_account.h"
@@ -258,9 +257,9 @@ void TensorParallel::deal_out(const TokenRegion& region) {
                  name);
       // Those behind row-parallel layers are summed there.
       if (cut_of(known->second) || row_biases_.contains(parameter.id())) continue;
-      if (!parameter.requires_grad()) continue;
-      register_hook(parameter,
-                    [group = group_](const Tensor& gradient) { return summed(gradient, *group); });
+      // Of a frozen one, too, which may be trained later: register_hook() takes none.
+      parameter.make_autograd().hooks.push_back(
+          [group = group_](const Tensor& gradient) { return summed(gradient, *group); });
     }
   }
   region.begin->set_stand_in(

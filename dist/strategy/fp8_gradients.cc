@@ -6,7 +6,6 @@
 #include <bit>
 #include <cmath>
 
-#include "autograd/backward.h"
 #include "core/memory_account.h"
 #include "core/view.h"
 #include "dist/data_parallel/ddp.h"
@@ -32,13 +31,12 @@ void Fp8Gradients::wrap(nn::Module& module, const ModelStructure&) {
   }
   const auto in_products = nn::product_weights(module);
   for (const auto& [name, parameter] : module.named_parameters()) {
-    if (!parameter.requires_grad()) continue;
-    const bool is_matrix = parameter.dim() == 2 && parameter.dtype() == DType::f32 &&
-                           in_products.contains(parameter.id());
+    const bool is_matrix = parameter.requires_grad() && parameter.dim() == 2 &&
+                           parameter.dtype() == DType::f32 && in_products.contains(parameter.id());
     Tensors& list = is_matrix ? matrices_ : others_;
     list.push_back(parameter);
     if (is_matrix) names_.push_back(name);
-    register_ready_hook(
+    register_parameter_hook(
         parameter, [self = std::weak_ptr<Fp8Gradients*>(alive_), is_matrix, i = list.size() - 1] {
           if (const auto alive = self.lock()) (*alive)->on_ready(is_matrix, i);
         });
@@ -56,9 +54,9 @@ Tensors Fp8Gradients::call(nn::Module&, const std::function<Tensors()>& function
 }
 
 std::shared_ptr<void> Fp8Gradients::no_sync() {
-  const bool previous = std::exchange(is_local_, true);
-  return {nullptr, [self = std::weak_ptr<Fp8Gradients*>(alive_), previous](void*) {
-            if (const auto alive = self.lock()) (*alive)->is_local_ = previous;
+  ++local_depth_;
+  return {nullptr, [self = std::weak_ptr<Fp8Gradients*>(alive_)](void*) {
+            if (const auto alive = self.lock()) --(*alive)->local_depth_;
           }};
 }
 
@@ -90,15 +88,18 @@ void Fp8Gradients::broadcast(const NamedTensors& tensors) {
 }
 
 void Fp8Gradients::prepare() {
-  if (world_ && !is_local_ && module_->is_training()) broadcast(module_->named_buffers());
+  if (!world_ || local_depth_ > 0 || !module_->is_training()) return;
+  recover();
+  broadcast(module_->named_buffers());
 }
 
 void Fp8Gradients::on_ready(bool is_matrix, size_t i) {
   if (is_matrix) compress(matrices_[i]);
-  if ((world_ && is_local_) || std::exchange(is_waiting_, true)) return;
-  after_backward([self = std::weak_ptr<Fp8Gradients*>(alive_)] {
+  if (world_ && local_depth_ > 0) return;
+  const bool is_first = watch_.begin([self = std::weak_ptr<Fp8Gradients*>(alive_)] {
     if (const auto alive = self.lock()) (*alive)->reduce();
   });
+  if (is_first) recover();
 }
 
 void Fp8Gradients::compress(const Tensor& parameter) {
@@ -121,7 +122,6 @@ Tensor Fp8Gradients::elements(const Tensor& codes, int64_t first, int64_t count)
 
 void Fp8Gradients::reduce() {
   const NoGrad guard;
-  is_waiting_ = false;
   reduce_matrices(world_ ? shared_exponents() : std::vector<int>());
   if (world_) reduce_others();
 }
@@ -189,6 +189,7 @@ void Fp8Gradients::reduce_matrices(const std::vector<int>& exponents) {
     const MemoryScope kept(MemoryKind::kGradients);
     for (const Piece& piece : pieces) {
       const Tensor& p = matrices_[piece.matrix];
+      if (!p.requires_grad()) continue;
       const Tensor codes = ops::clone(elements(bucket, piece.place, piece.count));
       p.set_grad({});
       set_gradient(p, {view::reshape(codes, p.shape()), exponent_of_sum(exponents[piece.matrix])});
@@ -197,14 +198,16 @@ void Fp8Gradients::reduce_matrices(const std::vector<int>& exponents) {
 }
 
 void Fp8Gradients::reduce_others() {
-  if (others_.empty()) return;
+  Tensors trained = others_;
+  std::erase_if(trained, [](const Tensor& p) { return !p.requires_grad(); });
+  if (trained.empty()) return;
   int64_t elements = 0;
-  for (const Tensor& p : others_) elements += p.numel();
+  for (const Tensor& p : trained) elements += p.numel();
   const MemoryScope scope(MemoryKind::kBuckets);
-  const Tensor flat = ops::full({elements}, 0, others_[0].dtype(), others_[0].device());
+  const Tensor flat = ops::full({elements}, 0, trained[0].dtype(), trained[0].device());
   const auto each = [&](const auto& visit) {
     int64_t offset = 0;
-    for (const Tensor& p : others_) {
+    for (const Tensor& p : trained) {
       visit(p, view::reshape(view::narrow(flat, 0, offset, p.numel()), p.shape()));
       offset += p.numel();
     }

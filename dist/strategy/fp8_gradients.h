@@ -12,7 +12,8 @@
 //      every rank gets (all_gather).
 //
 // A rank sends 2 (N-1)/N bytes for an element, a quarter of ddp's. Other gradients, of vectors and
-// convolutions, are summed in f32. Nothing overlaps with backward.
+// convolutions and of what was frozen when the model was wrapped, are summed in f32. Nothing
+// overlaps with backward.
 #pragma once
 
 #include <memory>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "autograd/resting.h"
+#include "dist/data_parallel/pass_watch.h"
 #include "dist/strategy/strategy.h"
 
 namespace weft::dist {
@@ -62,12 +64,13 @@ class Fp8Gradients : public Strategy {
   static void set_gradient(const Tensor& parameter, const LowBits& bits);
 
   const CommunicatorPtr world_;
-  Tensors matrices_;                // that products read and that are trained
+  Tensors matrices_;                // that products read and that are trained, if not later frozen
   std::vector<std::string> names_;  // of matrices_
 
  private:
   void broadcast(const NamedTensors& tensors);
   void prepare();
+  void recover() { watch_.recover("fp8 gradients", {world_.get()}); }
   void on_ready(bool is_matrix, size_t i);
   void compress(const Tensor& parameter);
   void reduce();
@@ -75,9 +78,9 @@ class Fp8Gradients : public Strategy {
   void reduce_others();
 
   nn::Module* module_ = nullptr;
-  Tensors others_;           // that are trained
-  bool is_local_ = false;    // in no_sync()
-  bool is_waiting_ = false;  // for the end of a backward
+  Tensors others_;
+  int local_depth_ = 0;  // of no_sync()
+  PassWatch watch_;
   std::shared_ptr<Fp8Gradients*> alive_ = std::make_shared<Fp8Gradients*>(this);
 };
 

@@ -1,5 +1,5 @@
-// fp8 in layers that are cut over ranks. (With dp, pipelines and the sharded strategies:
-// tests/program/ranks_precision_test.cc.)
+// fp8 in layers that are cut over ranks, and passes of gradients in fp8. (With dp, pipelines and
+// the sharded strategies: tests/program/ranks_precision_test.cc.)
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
@@ -9,7 +9,9 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "dist/comm/in_process.h"
+#include "dist/strategy/fp8_gradients.h"
 #include "dist/strategy/strategy.h"
+#include "dist/strategy/testing/oracle.h"
 #include "nn/layers.h"
 
 using namespace weft;
@@ -82,6 +84,58 @@ TEST_CASE("layers cut over ranks have the codes of the whole layer in fp8") {
       check_bits(cut.dw2, one.dw2, 1, c, "dW of the second layer");
       check_close(cut.y, one.y, "y");
       check_close(cut.dx, one.dx, "dx");
+    });
+  }
+}
+
+TEST_CASE("gradients in fp8 know failed passes, overlapping tokens and frozen parameters") {
+  for (const int ranks : {1, 2}) {
+    run_ranks(ranks, [](Communicator& c) {
+      manual_seed(5);
+      Mlp mlp;
+      mlp.fc1.bias.set_requires_grad(false);
+      Fp8Gradients strategy({&c, [](Communicator*) {}});
+      strategy.wrap(mlp, {});
+      const auto loss = [&] {
+        return ops::sum(strategy.forward(mlp, Tensor::full({6, 20}, 1 + c.rank())));
+      };
+      const auto gradients = [&] {
+        std::vector<std::vector<double>> all;
+        for (const Tensor& p : mlp.parameters()) {
+          all.push_back(p.grad().defined() ? p.grad().to_vector() : std::vector<double>());
+        }
+        mlp.zero_grad();
+        return all;
+      };
+      const auto pass = [&] {
+        backward(loss());
+        return gradients();
+      };
+      const auto first = pass();
+      WEFT_CHECK(first[1].empty(), "a frozen parameter has a gradient");
+      WEFT_CHECK(first[3][0] == 6 * c.size(), "the last bias has the gradient {}", first[3][0]);
+
+      const Tensor failing = loss();
+      fail_at(mlp.fc1.weight);
+      expect_error([&] { backward(failing); }, "no memory");
+      mlp.zero_grad();
+      WEFT_CHECK(pass() == first, "rank {}: the gradients behind a failed pass", c.rank());
+
+      std::shared_ptr<void> local = strategy.no_sync();
+      local = strategy.no_sync();
+      local = nullptr;
+      WEFT_CHECK(pass() == first, "rank {}: the gradients behind no_sync()", c.rank());
+
+      mlp.fc1.bias.set_requires_grad(true);
+      mlp.fc2.weight.set_requires_grad(false);
+      const auto others = pass();
+      WEFT_CHECK(others[2].empty(), "a frozen matrix has a gradient");
+      // Of fc1's bias: each rank's own depends on its x.
+      const Tensor mine = Tensor::from(others[1], {static_cast<int64_t>(others[1].size())});
+      const Tensor largest = ops::clone(mine);
+      c.all_reduce(largest, ReduceOp::kMax).wait();
+      WEFT_CHECK(others[1].size() == 32 && largest.to_vector() == others[1],
+                 "rank {}: the gradient of a bias that was frozen at first", c.rank());
     });
   }
 }

@@ -175,6 +175,7 @@ class Fp8Zero : public Fp8Gradients {
     for (size_t i = 0; i < matrices_.size(); ++i) {
       const Tensor codes = low_bits(matrices_[i].grad()).codes;
       matrices_[i].set_grad({});
+      if (!matrices_[i].requires_grad()) continue;
       if (owns(i)) take_gradient(i, {codes, exponent_of_sum(exponents[i])});
       if (!owns(i)) masters_[i].set_grad(nothing(masters_[i]));
     }

@@ -10,7 +10,9 @@
 // Gradients are sums over the data ranks: the program weights each rank's loss with its share of
 // the samples. States are whole, or come as this rank's tensors with their places in the whole; so
 // a checkpoint can be read by any number of ranks under any strategy. Every rank calls everything,
-// in one order.
+// in one order, and freezes the same parameters, when it likes. A backward pass, or a run(), that
+// fails on every rank at the same place may be caught: the program drops the gradients, and the
+// next is as any. Where it has failed on some ranks alone, the next throws Error, or waiting does.
 #pragma once
 
 #include <functional>

@@ -52,6 +52,79 @@ std::string text_of(const std::string& path) {
   return text.str();
 }
 
+/// A rank under a strategy, which trains a transformer on its share of batches; without a world: on
+/// one device.
+struct OnRank {
+  OnRank(const StrategyOptions& options, const CommunicatorPtr& world, bool is_frozen)
+      : strategy(make_strategy(options, world)) {
+    if (is_frozen) model->blocks[0]->requires_grad_(false);
+    ModelStructure structure(wrap_modules<nn::Linear>());
+    structure.mlps = model->mlps();
+    structure.tokens = model->tokens();
+    structure.segments = model->segments();
+    strategy->wrap(*model, structure);
+    optimizer.emplace(strategy->groups(optim::ParameterGroups(model->named_parameters())),
+                      optim::SgdOptions{.lr = 0.1, .momentum = 0.9});
+  }
+  OracleShare share(int batch, int64_t rows = 12) const {
+    return share_of(oracle_batch(batch, rows, DType::f64), strategy->data_size(),
+                    strategy->data_rank());
+  }
+  Tensor loss(int batch) {
+    const OracleShare mine = share(batch);
+    return ops::cross_entropy(strategy->forward(*model, mine.batch.x), mine.batch.labels) *
+           mine.weight;
+  }
+  void zero_grad() {
+    optimizer->zero_grad();
+    strategy->drop_local_gradients(model->parameters());
+  }
+  void step() {
+    optimizer->step();
+    strategy->after_step();
+    zero_grad();
+  }
+
+  const std::unique_ptr<OracleTransformer> model = make_oracle<OracleTransformer>(DType::f64);
+  const std::unique_ptr<Strategy> strategy;
+  std::optional<optim::SGD> optimizer;
+};
+
+/// Strategies of four ranks, some with copies of what is shared out.
+std::vector<StrategyOptions> on_four_ranks() {
+  return {{.name = "ddp"},
+          {.name = "ddp", .static_graph = true},
+          {.name = "fsdp"},
+          {.name = "fsdp", .shard_grad_op = true},
+          {.name = "zero1"},
+          {.name = "zero2"},
+          {.name = "hsdp", .shard_size = 2},
+          {.name = "tp"},
+          {.name = "tp", .tensor_parallel = 2, .sequence_parallel = true},
+          {.name = "fsdp+tp"},
+          {.name = "pipeline"},
+          {.name = "pipeline", .pipeline_stages = 2, .micro_batches = 3}};
+}
+
+/// Requires that a program leaves the weights that it leaves on one device. The first block may be
+/// frozen when the strategy takes the model over.
+void check_as_on_one_device(const std::vector<StrategyOptions>& strategies,
+                            const std::function<void(OnRank&)>& program, bool is_frozen = false) {
+  OnRank one({.name = "single"}, nullptr, is_frozen);
+  program(one);
+  for (const StrategyOptions& options : strategies) {
+    INFO(options.name << ", static graph " << options.static_graph);
+    double worst = 0;
+    run_ranks(4, [&](Communicator& c) {
+      OnRank mine(options, borrowed(c), is_frozen);
+      program(mine);
+      const NamedTensors state = mine.strategy->model_state(*mine.model);
+      if (c.rank() == 0) worst = difference(state, one.model->state_dict());
+    });
+    CHECK(worst < 1e-12);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("every trap in docs/sharding.md names a test that is there") {
@@ -309,5 +382,129 @@ TEST_CASE("trap: offload and accumulation must add, not overwrite") {
     optimizer.zero_grad();
     run(3);
     expect(6);
+  });
+}
+
+TEST_CASE("trap: a backward pass that fails on every rank and is caught leaves nothing behind") {
+  std::vector<StrategyOptions> all = on_four_ranks();
+  // Of a pipeline's stages one alone has the parameter.
+  std::erase_if(all, [](const StrategyOptions& options) { return options.name == "pipeline"; });
+  for (const bool is_local : {false, true}) {
+    check_as_on_one_device(all, [&](OnRank& r) {
+      for (int step = 0; step < 3; ++step) {
+        if (step > 0) {
+          const Tensor loss = r.loss(7);
+          const std::shared_ptr<void> local = is_local ? r.strategy->no_sync() : nullptr;
+          fail_at(r.model->blocks[1]->fc1.weight);
+          expect_error([&] { backward(loss); }, "no memory");
+          r.zero_grad();
+        }
+        backward(r.loss(step));
+        r.step();
+      }
+    });
+  }
+}
+
+TEST_CASE(
+    "trap: a micro-batch that fails on every rank leaves nothing between a pipeline's stages") {
+  const std::vector<StrategyOptions> all = {{.name = "pipeline"},
+                                            {.name = "pipeline", .schedule = Schedule::kGpipe},
+                                            {.name = "pipeline", .pipeline_stages = 2},
+                                            {.name = "ddp"},
+                                            {.name = "fsdp"}};
+  for (const int bad : {0, 2, 3}) {
+    check_as_on_one_device(all, [&](OnRank& r) {
+      for (int step = 0; step < 3; ++step) {
+        const auto at = [&](int64_t i) {
+          WEFT_CHECK(step != 1 || i != bad, "no such file");
+          // Of sizes of their own.
+          const OracleShare mine = r.share(10 * step + static_cast<int>(i), i % 2 == 0 ? 12 : 8);
+          return MicroBatch{mine.batch.x, [mine](const Tensor& logits) {
+                              return ops::cross_entropy(logits, mine.batch.labels) * mine.weight;
+                            }};
+        };
+        const auto run = [&] { r.strategy->run(*r.model, {.count = 4, .at = at}); };
+        if (step == 1) {
+          expect_error(run, "no such file");
+          r.zero_grad();
+        } else {
+          run();
+          r.step();
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("trap: a backward pass that fails on one rank alone is an error of all") {
+  // That rank would otherwise be a step ahead of the others from then on.
+  const InProcessOptions hasty{.host = {.timeout_seconds = 1}};
+  for (const StrategyOptions& options : on_four_ranks()) {
+    if (options.name == "tp" || options.name == "pipeline") continue;
+    INFO(options.name);
+    CHECK_THROWS_AS(run_ranks(
+                        4,
+                        [&](Communicator& c) {
+                          OnRank r(options, borrowed(c), false);
+                          for (int step = 0; step < 6; ++step) {
+                            const Tensor loss = r.loss(step);
+                            if (step == 1 && c.rank() == 2) {
+                              fail_at(r.model->blocks[1]->fc1.weight);
+                              expect_error([&] { backward(loss); }, "no memory");
+                              r.zero_grad();
+                              continue;
+                            }
+                            backward(loss);
+                            r.step();
+                          }
+                        },
+                        hasty),
+                    Error);
+  }
+}
+
+TEST_CASE("trap: parameters are frozen and trained again after the setup") {
+  const auto program = [](OnRank& r) {
+    for (int step = 0; step < 6; ++step) {
+      if (step == 1) r.model->blocks[1]->requires_grad_(false);
+      if (step == 2) r.model->blocks[0]->requires_grad_(true);
+      {
+        const std::shared_ptr<void> local = r.strategy->no_sync();
+        backward(r.loss(2 * step));
+      }
+      if (step == 3) r.model->blocks[2]->requires_grad_(false);
+      const Tensor loss = r.loss(2 * step + 1);
+      if (step == 3) r.model->embed.requires_grad_(false);  // its forward has been recorded
+      backward(loss);
+      if (step == 4) r.model->requires_grad_(true);
+      r.step();
+    }
+  };
+  for (const bool is_frozen : {false, true}) {
+    check_as_on_one_device(on_four_ranks(), program, is_frozen);
+  }
+}
+
+TEST_CASE("trap: tokens of no_sync() that overlap") {
+  check_as_on_one_device(on_four_ranks(), [](OnRank& r) {
+    for (int step = 0; step < 3; ++step) {
+      std::shared_ptr<void> local;
+      for (int i = 0; i < 3; ++i) {
+        // The new one is there before the old one goes.
+        local = i < 2 ? r.strategy->no_sync() : nullptr;
+        backward(r.loss(3 * step + i));
+      }
+      r.step();
+    }
+  });
+}
+
+TEST_CASE("trap: a model that is called twice in one loss") {
+  check_as_on_one_device(on_four_ranks(), [](OnRank& r) {
+    for (int step = 0; step < 3; ++step) {
+      backward(r.loss(2 * step) + r.loss(2 * step + 1) * 0.5);
+      r.step();
+    }
   });
 }

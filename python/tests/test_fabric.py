@@ -1,5 +1,8 @@
 """Fabric by the words of Lightning's and Accelerate's programs: calls of a model, options, collectives, figures."""
 
+import collections
+import dataclasses
+import gc
 import os
 import pathlib
 import subprocess
@@ -7,6 +10,8 @@ import sys
 import tempfile
 import textwrap
 import unittest
+import venv
+import weakref
 from typing import NamedTuple
 from unittest import mock
 
@@ -98,6 +103,37 @@ COLLECTIVES = """
     fabric.print(len(loader), [fabric.gather_for_metrics(x).tolist() for x in loader])
 """
 
+# What the source has comes everywhere, whatever the other rank has in its place.
+BROADCASTS = """
+    import weft
+
+    fabric = weft.train.Fabric(devices=2, strategy="ddp")
+    fabric.launch()
+    rank = fabric.global_rank
+
+    def everywhere(mine, otherwise):
+        got = fabric.broadcast(mine if rank == 0 else otherwise)
+        fabric.print(type(got).__name__, fabric.all_gather(got).tolist())
+
+    everywhere(weft.tensor([1.0, 2.0, 3.0]), None)
+    everywhere(weft.tensor([5]), weft.zeros(2))
+    everywhere(3, weft.zeros(2))
+    try:
+        fabric.broadcast((lambda: 1) if rank == 0 else None)
+    except Exception as error:
+        fabric.print(fabric.all_gather(isinstance(error, weft.Error)).tolist(), fabric.broadcast(str(error), src=1))
+"""
+
+ENVIRONMENT = """
+    import os
+    import sys
+    import weft
+
+    fabric = weft.train.Fabric(devices=2, strategy="ddp")
+    fabric.launch()
+    fabric.print(fabric.all_gather(os.path.samefile(sys.prefix, sys.argv[1])).tolist())
+"""
+
 
 class Probe(nn.Module):
     """Keeps what it was called with."""
@@ -140,13 +176,13 @@ class Steps(weft.train.Logger):
 
 
 class Programs(unittest.TestCase):
-    def run_program(self, text, *arguments):
+    def run_program(self, text, *arguments, python=sys.executable):
         with tempfile.TemporaryDirectory() as directory:
             path = os.path.join(directory, "program.py")
             with open(path, "w") as file:
                 file.write(textwrap.dedent(text))
             run = subprocess.run(
-                [sys.executable, path, *(arguments or [directory])], stdout=subprocess.PIPE, text=True, timeout=120,
+                [python, path, *(arguments or [directory])], stdout=subprocess.PIPE, text=True, timeout=120,
                 env=dict(os.environ, OMP_NUM_THREADS="1"),
             )
         self.assertEqual(run.returncode, 0)
@@ -170,6 +206,18 @@ class Programs(unittest.TestCase):
             "2 [[0, 0, 1, 1], [10, 10, 11, 11]]",
         ])
 
+    def test_a_broadcast_is_what_the_source_has(self):
+        self.assertEqual(self.run_program(BROADCASTS), [
+            "Tensor [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]", "Tensor [[5], [5]]", "int [3, 3]",
+            "[0, 1] broadcast: rank 0 has an object that cannot be pickled",
+        ])
+
+    def test_ranks_are_in_the_programs_environment(self):
+        with tempfile.TemporaryDirectory() as directory:
+            venv.create(directory, symlinks=True)
+            python = os.path.join(directory, "bin", "python")
+            self.assertEqual(self.run_program(ENVIRONMENT, directory, python=python), ["[1, 1]"])
+
 
 class Calls(unittest.TestCase):
     def test_tensors_are_cast_wherever_they_are(self):
@@ -192,6 +240,79 @@ class Calls(unittest.TestCase):
         image = weft.zeros(2, 3, dtype=weft.uint8)
         model(image, image)
         self.assertEqual([x.dtype for x in model.seen[0]], [weft.bfloat16, weft.uint8])
+
+    def test_containers_are_of_their_own_class(self):
+        class Items(dict):
+            __getattr__ = dict.__getitem__
+
+        class Attributes(dict):
+            def __init__(self, *arguments, **items):
+                super().__init__(*arguments, **items)
+                self.__dict__ = self
+
+        class Pair(tuple):
+            logits = property(lambda self: self[0])
+
+        class Rows(list):
+            pass
+
+        @dataclasses.dataclass(frozen=True)
+        class Output:
+            logits: weft.Tensor
+            text: str = "text"
+
+        fabric, model = launched(precision="bf16-true"), Probe()
+        fabric.setup(model)
+        x = weft.ones(2, 3)
+
+        def called(result):
+            model.result = result
+            return model(x, result())
+
+        def line():
+            return model.line(weft.ones(2, 3, dtype="bf16"))
+
+        named = Items(logits=line(), rest=[1])
+        named.note = "kept"
+        counted = collections.defaultdict(list, logits=line())
+        for result in (lambda: named, lambda: Attributes(logits=line()), lambda: Pair([line(), 1]),
+                       lambda: Output(line()), lambda: Both(line(), [])):
+            y = called(result)
+            self.assertIs(type(y), type(result()))
+            self.assertEqual((y.loss if isinstance(y, Both) else y.logits).dtype, weft.float32)
+        y = called(lambda: named)
+        self.assertEqual((y.note, named.logits.dtype), ("kept", weft.bfloat16))
+        self.assertIs(y.rest, named.rest)
+        y = called(lambda: counted)
+        self.assertEqual((y["logits"].dtype, y["other"]), (weft.float32, []))
+        y = called(lambda: Rows([line(), Output(line())]))
+        self.assertIs(type(y), Rows)
+        self.assertEqual((y[0].dtype, y[1].logits.dtype, y[1].text), (weft.float32, weft.float32, "text"))
+        # What goes in, too; an argument without tensors is the caller's own.
+        cache, settings = {}, Output(None)
+        model.result = lambda: model.line(model.seen[0][0].logits)
+        model(Output(x), cache, settings)
+        self.assertEqual(model.seen[0][0].logits.dtype, weft.bfloat16)
+        self.assertIs(model.seen[0][1], cache)
+        self.assertIs(model.seen[0][2], settings)
+
+    def test_containers_that_hold_themselves(self):
+        fabric, model = launched(), Probe()
+        fabric.setup(model)
+        endless, named, deep = [], {}, []
+        endless.append(endless)
+        named["itself"] = named
+        for _ in range(100000):
+            deep = [deep]
+        x = weft.ones(1, 3)
+        for call in (lambda: model(x, endless), lambda: model(x, more=named), lambda: model(x, deep),
+                     lambda: fabric.all_reduce(endless), lambda: fabric.to_device(named),
+                     lambda: list(fabric.setup_dataloaders([endless]))):
+            with self.assertRaisesRegex(RecursionError, "in nested containers"):
+                call()
+        model.result = lambda: endless
+        with self.assertRaises(RecursionError):
+            model(x)
 
     def test_what_needs_no_cast_is_handed_on_as_it_is(self):
         fabric, model = launched(), Probe()
@@ -359,6 +480,17 @@ class Loop(unittest.TestCase):
         fabric.log("loss", 0.125)
         self.assertEqual([step for step, _ in steps.said], [0, 1, 7, 8])
         self.assertEqual(steps.said[1][1], {"loss": 0.5, "lr": 0.1})
+        for wrong, said in (({"norm": None}, '"norm": expected a number, .* got None, a NoneType'),
+                            ({"a": {"b": 1}}, '"a": expected a number, .* a dict'),
+                            ({1: 2}, "expected texts as the names, got 1, a int")):
+            with self.assertRaisesRegex(TypeError, "log_dict: " + said):
+                fabric.log_dict(wrong)
+
+        class Silent(weft.train.Logger):
+            pass
+
+        with self.assertRaisesRegex(weft.Error, r"expected a method log_metrics\(metrics, step\).*Silent does not"):
+            launched(loggers=Silent()).log("loss", 1.0)
 
     def test_clipping(self):
         def clipped(**how):
@@ -434,6 +566,169 @@ class Loop(unittest.TestCase):
         dataset = weft.data.TensorDataset(weft.arange(3))
         tensors = fabric.setup_dataloader(weft.data.TensorLoader(dataset, batch_size=2), use_distributed_sampler=False)
         self.assertEqual([x.tolist() for x, in tensors], [[0, 1], [2]])
+
+    def test_models_live_as_long_as_their_optimizers(self):
+        fabric, model = launched(), Probe()
+        optimizer = optim.SGD(model.named_parameters(), lr=0.1)
+        fabric.setup(model, optimizer)
+        gone = weakref.ref(model)
+        loss = model(weft.ones(1, 3)).sum()
+        del model
+        gc.collect()
+        self.assertIsNotNone(gone())
+        fabric.backward(loss)
+        self.assertTrue(optimizer.step())
+        del optimizer, loss
+        gc.collect()
+        self.assertIsNone(gone())
+        model = fabric.setup_module(Probe())
+        optimizer = fabric.setup_optimizers(optim.SGD(model.named_parameters(), lr=0.1))
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        self.assertIsNotNone(gone())
+        del optimizer
+        gc.collect()
+        self.assertIsNone(gone())
+
+    def test_a_setup_that_fails_has_changed_nothing(self):
+        fabric, model, other = launched(), Probe(), nn.Linear(2, 2)
+        optimizer = optim.SGD(model.named_parameters(), lr=0.1)
+        taken = fabric.setup(other, optim.SGD(other.named_parameters(), lr=0.1))[1]
+        stepped = optim.SGD(model.named_parameters(), lr=0.1)
+        model(weft.ones(1, 3)).sum().backward()
+        stepped.step()
+        foreign = optim.SGD(nn.Linear(2, 2).named_parameters(), lr=0.1)
+        for wrong, said in ((foreign, '"weight" of the optimizer is of no model'), (taken, "was set up already"),
+                            (stepped, "before its first step")):
+            with self.assertRaisesRegex(weft.Error, said):
+                fabric.setup(model, optimizer, wrong)
+        self.assertEqual(fabric.setup(model, optimizer), (model, optimizer))
+        # Of a model that was set up and one that is to be.
+        new = nn.Linear(2, 2)
+        both = [*new.named_parameters(), *(("other." + name, x) for name, x in other.named_parameters())]
+        fabric.setup(new, optim.SGD(both, lr=0.1))
+
+    def test_words_of_lightnings_that_change_nothing_here(self):
+        fabric, x = launched(), weft.tensor([1.0, 2.0], requires_grad=True)
+        self.assertEqual(fabric.all_reduce(x, None, "sum").tolist(), [1.0, 2.0])
+        self.assertEqual(fabric.all_reduce(x, reduce_op="avg", group=None).tolist(), [1.0, 2.0])
+        self.assertTrue(fabric.all_gather(x, group=None, sync_grads=True).requires_grad)
+        self.assertFalse(fabric.all_gather(x, None, False).requires_grad)
+        for collective in (fabric.all_reduce, fabric.all_gather):
+            with self.assertRaisesRegex(TypeError, f"{collective.__name__}: group: expected None, .* got a str"):
+                collective(x, group="some")
+        fabric.barrier("loaded")
+        fabric.barrier(name=None)
+        self.assertEqual((fabric.node_rank, fabric.strategy.name), (0, "auto"))
+        self.assertEqual(Fabric(devices=2, strategy="fsdp").strategy.name, "fsdp")
+
+        model, other = nn.Linear(3, 2), nn.Linear(3, 2).to("cpu:1")
+        model = fabric.setup(model, move_to_device=False)
+        fabric.backward(model(weft.ones(1, 3)).sum(), model=model, retain_graph=False)
+        self.assertEqual(model.bias.grad.tolist(), [1.0, 1.0])
+        loss = model(weft.ones(1, 3)).sum()
+        with self.assertRaisesRegex(weft.Error, r"backward\(\) of a model that was not set up"):
+            fabric.backward(loss, model=other)
+        with self.assertRaisesRegex(weft.Error, "retain_graph: expected False"):
+            fabric.backward(loss, retain_graph=True)
+        with self.assertRaisesRegex(weft.Error, 'move_to_device=False: expected a model on cpu, .* "weight" on cpu:1'):
+            fabric.setup_module(other, move_to_device=False)
+        fabric.setup_module(other)
+        self.assertEqual(str(other.weight.device), "cpu")
+
+    def test_seeds(self):
+        fabric = launched()
+        self.assertEqual(fabric.seed_everything(7), 7)
+        expected = weft.rand(2).tolist()
+        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="7"):
+            self.assertEqual(fabric.seed_everything(), 7)
+        self.assertEqual(weft.rand(2).tolist(), expected)
+        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="7th"):
+            with self.assertRaisesRegex(weft.Error, 'PL_GLOBAL_SEED: expected a number, got "7th"'):
+                fabric.seed_everything()
+        with mock.patch.dict(os.environ):
+            os.environ.pop("PL_GLOBAL_SEED", None)
+            self.assertEqual(fabric.seed_everything(workers=True), 0)
+
+    def test_batches_that_stay_where_they_are(self):
+        fabric, away = launched(), weft.ones(2, 3).to("cpu:1")
+        dataset = weft.data.TensorDataset(weft.arange(3))
+        for moves, place in ((True, "cpu"), (False, "cpu:1")):
+            (batch,) = fabric.setup_dataloaders([{"x": away}], move_to_device=moves)
+            self.assertEqual(str(batch["x"].device), place)
+            tensors = fabric.setup_dataloader(weft.data.TensorLoader(dataset, batch_size=2), move_to_device=moves)
+            self.assertEqual([x.tolist() for x, in tensors], [[0, 1], [2]])
+
+    def test_some_of_a_state(self):
+        class Meter:
+            def state_dict(self):
+                return {"mean": 1.5, "count": 3}
+
+            def load_state_dict(self, state):
+                self.state = state
+
+        def biases(name, tensor):
+            self.assertIsInstance(tensor, weft.Tensor)
+            return "bias" in name
+
+        for kind in ("full", "sharded"):
+            with self.subTest(kind), tempfile.TemporaryDirectory() as directory:
+                path = pathlib.Path(directory) / "state"
+                fabric, model, optimizer = set_up(state_dict_type=kind)
+                meter, bias = Meter(), model.bias.tolist()
+                state = {"model": model, "meter": meter, "dict": {"a": 1, "b": [2]}, "epoch": 3}
+                fabric.save(path, state, filter={"model": biases, "meter": lambda name, value: value > 2,
+                                                 "dict": lambda name, value: name == "b"})
+                other = nn.Sequential(nn.Linear(3, 2))[0]
+                fabric.setup_module(other)
+                weight = other.weight.tolist()
+                with self.assertRaisesRegex(weft.Error, "missing.*weight"):
+                    fabric.load(path, {"model": other})
+                loaded = {"model": other, "meter": meter, "dict": None, "best": 0.5}
+                with self.assertRaisesRegex(weft.Error, 'no state "best"'):
+                    fabric.load(path, loaded)
+                self.assertEqual(fabric.load(path, loaded, strict=False), ["epoch"])
+                self.assertEqual((other.bias.tolist(), other.weight.tolist()), (bias, weight))
+                self.assertEqual((meter.state, loaded["dict"], loaded["best"]), ({"count": 3}, {"b": [2]}, 0.5))
+                # All of a model that is saved, into one that has more, and less.
+                fabric.save(path, {"model": model, "epoch": 3})
+                larger = fabric.setup_module(Probe())
+                larger.line.bias = weft.zeros(2)
+                with self.assertRaisesRegex(weft.Error, "bias"):
+                    fabric.load(path, {"model": larger})
+                self.assertEqual(fabric.load(path, {"model": larger}, strict=False), ["epoch"])
+                self.assertEqual(larger.line.bias.tolist(), [0.0, 0.0])
+                self.assertEqual(fabric.load(path, {"model": other}, strict=False), ["epoch"])
+                self.assertEqual(other.weight.tolist(), model.weight.tolist())
+
+                for wrong, error, said in (
+                    ({"optimizer": biases}, TypeError, 'filter: the state "optimizer", a .*Optimizer: expected'),
+                    ({"epoch": biases}, TypeError, 'filter: the state "epoch", a int: expected a model'),
+                    ({"other": biases}, ValueError, "expected keys of the state, got 'other'"),
+                    ({"model": "bias"}, TypeError, "expected a function of a name and a value for 'model', got a str"),
+                ):
+                    with self.assertRaisesRegex(error, said):
+                        fabric.save(path, {"model": model, "optimizer": optimizer, "epoch": 3}, filter=wrong)
+        with self.assertRaisesRegex(TypeError, "filter: expected a state"):
+            fabric.save(path, filter={})
+        with self.assertRaisesRegex(TypeError, "strict=False: expected a state"):
+            fabric.load(path, strict=False)
+
+    def test_tensors_of_a_file_alone(self):
+        fabric, model, optimizer = set_up()
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "model.safetensors"
+            weft.save_file({"weight": weft.ones(2, 3), "bias": weft.zeros(2)}, str(path))
+            fabric.load_raw(path, model)
+            self.assertEqual(model(weft.ones(1, 3)).tolist(), [[3.0, 3.0]])
+            weft.save_file({"bias": weft.ones(2), "more": weft.ones(1)}, str(path))
+            with self.assertRaisesRegex(weft.Error, "weight"):
+                fabric.load_raw(path, model)
+            self.assertIsNone(fabric.load_raw(path, model, strict=False))
+            self.assertEqual(model(weft.ones(1, 3)).tolist(), [[4.0, 4.0]])
+            with self.assertRaisesRegex(TypeError, "load_raw: expected a model, got a .*Optimizer"):
+                fabric.load_raw(path, optimizer)
 
     def test_devices_of_things(self):
         fabric = launched()

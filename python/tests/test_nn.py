@@ -261,6 +261,8 @@ class Optimizers(unittest.TestCase):
             s.step()
         self.assertAlmostEqual(o.lr, 0)
         self.assertEqual(s.step_count, 10)
+        with self.assertRaisesRegex(TypeError, "Scheduler: expected a number .* for step 0, got 'x', a str"):
+            optim.lr_scheduler.LambdaLR(o, lambda step: "x")
 
     def test_clipping_and_loss_scaling(self):
         p = weft.tensor([3.0, 4.0], requires_grad=True)

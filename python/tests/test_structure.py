@@ -230,6 +230,53 @@ class Replicas(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "replica: expected a module from its function, got str"):
             dp(Wrong())
 
+    def test_attributes_follow_the_model(self):
+        class Settings(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block, self.line, self.other = Block(4), nn.Linear(4, 2), nn.Linear(4, 2)
+                self.block.power = 1
+                self.alpha, self.used, self.calls, self.seen = 1.0, [self.line], 0, []
+
+            def forward(self, x):
+                self.calls += 1
+                self.last = ("rows", x.shape[0])
+                self.hidden = self.block(x) ** self.block.power
+                self.seen.append(self.calls)
+                return sum(line(self.hidden) for line in self.used) * self.alpha + getattr(self, "shift", 0)
+
+        weft.manual_seed(6)
+        x, model = weft.randn(4, 4), Settings()
+        alone = copy.deepcopy(model)
+        fabric = dp(model)
+        changes = (
+            lambda m: None, lambda m: setattr(m, "alpha", 2.0), lambda m: setattr(m.block, "power", 2),
+            lambda m: setattr(m, "used", [m.other]), lambda m: setattr(m, "used", [m.line, m.other]),
+            lambda m: setattr(m, "shift", weft.ones(2)), lambda m: setattr(m, "lock", threading.Lock()),
+            lambda m: setattr(m, "extra", nn.Linear(4, 2)), lambda m: setattr(m, "used", [m.extra]),
+        )
+        for change in changes:
+            for one in (model, alone):
+                weft.manual_seed(8)
+                change(one)
+                one.zero_grad()
+            y, expected = model(x), alone(x)
+            self.assertLess((y - expected).abs().max().item(), 1e-6)
+            fabric.backward(y.pow(2).mean())
+            expected.pow(2).mean().backward()
+            for (name, p), (_, q) in zip(model.named_parameters(), alone.named_parameters()):
+                self.assertEqual(p.grad is None, q.grad is None, name)
+                if q.grad is not None:
+                    most = 1e-6 * max(1, q.grad.abs().max().item())
+                    self.assertLess((p.grad - q.grad).abs().max().item(), most, name)
+        # What forward() stores: numbers and texts of the first replica, which had half of the rows.
+        self.assertEqual((model.calls, model.last), (len(changes), ("rows", 2)))
+        self.assertEqual(model.seen, [])
+        self.assertFalse(hasattr(model, "hidden"))
+        model.calls = 20
+        model(x)
+        self.assertEqual(model.calls, 21)
+
     def test_a_training_module(self):
         class Steps(weft.train.TrainingModule):
             def __init__(self):

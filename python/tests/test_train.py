@@ -216,7 +216,8 @@ class Loop(unittest.TestCase):
         rows = weft.tensor([[1.0, 2.0, 3.0], [-1.0, 0.5, 2.0]])
 
         def setup(**options):
-            fabric, _, _ = self.setup_fabric(**options)  # with a model that is never in a round
+            fabric, *others = self.setup_fabric(**options)  # with a model that is never in a round
+            self.addCleanup(others.clear)  # which keeps it until then
             models = [fabric.setup_module(nn.Linear(3, 2)), fabric.setup_module(nn.Linear(2, 1))]
             optimizers = [weft.optim.SGD(m.named_parameters(), lr=0.1) for m in models]
             fabric.setup_optimizers(*optimizers)
@@ -315,14 +316,19 @@ class Loop(unittest.TestCase):
                     "name": "a", "none": None, "nested": {"scores": [inf, {"low": -inf}], "mean": weft.ones(2), "n": 1},
                     "ema": {"a.b": weft.tensor([1.5]), "c": weft.tensor([[2.0]])}, "empty": {},
                     "object": Best(inf, [weft.tensor([3.0]), "text"]), "average": Average(4.0),
+                    "ordered": {"b": (1, (2.5, "c")), "a": ()},
                 })
                 names = ("best", "worst", "unknown", "tenth", "epoch", "done", "name", "none", "nested", "ema", "empty")
                 # What stood there says nothing of what the file holds.
                 state = dict.fromkeys(names)
                 best, average = Best(0, []), Average(0.0)
                 state.update(object=best, average=average)
-                self.assertEqual(fabric.load(path, state), [])
+                self.assertEqual(fabric.load(path, state), ["ordered"])
                 self.assertEqual((state["best"], state["worst"], state["tenth"]), (inf, -inf, 0.1))
+                # Tuples are lists in a file, and dicts have the order of their keys.
+                ordered = {"ordered": None}
+                fabric.load(path, ordered)
+                self.assertEqual(list(ordered["ordered"].items()), [("a", []), ("b", [1, [2.5, "c"]])])
                 self.assertNotEqual(state["unknown"], state["unknown"])
                 self.assertEqual((state["epoch"], state["name"], state["none"]), (2**53 + 1, "a", None))
                 self.assertIs(state["done"], True)
@@ -347,8 +353,12 @@ class Loop(unittest.TestCase):
             other.load(path, {"scaler": other.scaler})
             self.assertEqual(other.scaler.get_scale(), 32.0)
 
-            for value, name in ((object(), "object"), ({"a": {1, 2}}, "dict"), (2**70, "int")):
+            for value, name in ((object(), "object"), ({"a": {1, 2}}, "dict"), (2**70, "int"), ("\ud800", "str")):
                 with self.assertRaisesRegex(TypeError, f'the state "odd", a {name}: expected a model'):
+                    fabric.save(path, {"odd": value})
+            for value, name in (({1: "a"}, "dict"), ([{"a": {True: 1}}], "list"), ({0: weft.ones(1)}, "dict"),
+                                (Best(0, {None: 1}), ".*Best")):
+                with self.assertRaisesRegex(TypeError, f'the state "odd", a {name}: .* texts as a dict\'s keys, got '):
                     fabric.save(path, {"odd": value})
             with self.assertRaisesRegex(TypeError, "expected texts as the state's keys, got 3, a int"):
                 fabric.save(path, {3: 1})
@@ -738,6 +748,8 @@ class Engine(unittest.TestCase):
             weft.train.initialize(model=nn.Linear(3, 2), lr_scheduler=scheduler, config=self.config())
         with self.assertRaisesRegex(TypeError, "expected a Scheduler or a function of the step, got a str"):
             weft.train.initialize(model=nn.Linear(3, 2), lr_scheduler="cosine", config=self.config())
+        with self.assertRaisesRegex(TypeError, "lr_scheduler: expected a number from the schedule .* got None"):
+            weft.train.initialize(model=nn.Linear(3, 2), lr_scheduler=lambda step: None, config=self.config())
 
     def test_what_it_cannot_take(self):
         with self.assertRaisesRegex(weft.Error, "optimizer"):
@@ -748,7 +760,8 @@ class Engine(unittest.TestCase):
             weft.train.initialize(model=nn.Linear(3, 2), config=self.config(fp16=object()))
         engine = weft.train.initialize(model=nn.Linear(3, 2), config=self.config())[0]
         with tempfile.TemporaryDirectory() as directory:
-            for state, reason in (({"a": object()}, "type object is not"), ({"a": 1 << 70}, "64 bits")):
+            for state, reason in (({"a": object()}, "type object is not"), ({"a": 1 << 70}, "64 bits"),
+                                  ({1: "a"}, "texts as a dict's keys, got 1, a int")):
                 with self.assertRaisesRegex(TypeError, "save_checkpoint: client_state: expected .*" + reason):
                     engine.save_checkpoint(directory, client_state=state)
             self.assertEqual(os.listdir(directory), [])

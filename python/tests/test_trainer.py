@@ -431,6 +431,14 @@ class Fit(unittest.TestCase):
             def configure_optimizers(self):
                 return [1]
 
+        class Nested(Regression):
+            def configure_optimizers(self):
+                return [[]]
+
+        class NoRate(Regression):
+            def configure_optimizers(self):
+                return optim.SGD(self.named_parameters(), lr=0.1), lambda step: "high"
+
         class Nothing(TrainingModule):
             pass
 
@@ -440,6 +448,12 @@ class Fit(unittest.TestCase):
                 fit(quiet(max_epochs=1), module)
         with self.assertRaisesRegex(TypeError, r"configure_optimizers: expected an optimizer, .*got 1"):
             fit(quiet(max_epochs=1), NoOptimizer())
+        with self.assertRaisesRegex(TypeError, r"configure_optimizers: expected an optimizer, .*got \[\]"):
+            fit(quiet(max_epochs=1), Nested())
+        with self.assertRaisesRegex(
+            TypeError, "configure_optimizers: expected a number from the schedule for step 0, got 'high', a str"
+        ):
+            fit(quiet(max_epochs=1), NoRate())
         with self.assertRaisesRegex(weft.Error, "configure_optimizers"):
             fit(quiet(max_epochs=1), Nothing())
         with self.assertRaisesRegex(ValueError, "expected batches, got a list without any"):

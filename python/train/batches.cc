@@ -24,8 +24,8 @@ class SharedBatches {
   /// One pass.
   class Pass {
    public:
-    Pass(const Fabric& fabric, nb::object batches, bool deals_out)
-        : source_(std::move(batches)), shared_(fabric.share(source_, deals_out)) {}
+    Pass(const Fabric& fabric, nb::object batches, bool deals_out, bool moves)
+        : source_(std::move(batches)), shared_(fabric.share(source_, deals_out, moves)) {}
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
     /// The interpreter's lock is held: a batch is Python's objects.
@@ -43,12 +43,15 @@ class SharedBatches {
     bool is_done_ = false;
   };
 
-  SharedBatches(nb::handle_t<Fabric> fabric, nb::handle batches, bool deals_out)
-      : fabric_(nb::borrow(fabric)), batches_(nb::borrow(batches)), deals_out_(deals_out) {
+  SharedBatches(nb::handle_t<Fabric> fabric, nb::handle batches, bool deals_out, bool moves)
+      : fabric_(nb::borrow(fabric)),
+        batches_(nb::borrow(batches)),
+        deals_out_(deals_out),
+        moves_(moves) {
     get().data_size();  // before launch() there are no ranks to share with
   }
   std::unique_ptr<Pass> begin() const {
-    return std::make_unique<Pass>(get(), batches_, deals_out_);
+    return std::make_unique<Pass>(get(), batches_, deals_out_, moves_);
   }
   int64_t size() const {
     const bool takes_turns = deals_out_ && !get().options().split_batches;
@@ -60,7 +63,7 @@ class SharedBatches {
   const Fabric& get() const { return *nb::cast<Fabric*>(fabric_); }
 
   nb::object fabric_, batches_;
-  bool deals_out_;
+  bool deals_out_, moves_;
 };
 
 /// A class of its own: what has a __len__ is asked for it wherever its truth is.
@@ -181,7 +184,8 @@ void bind_shared_batches(nb::module_& m) {
       .def("__len__", &SizedSharedBatches::size, "Batches of this rank in an epoch.");
 }
 
-nb::object share_batches(nb::handle_t<Fabric> fabric, nb::handle batches, bool deals_out) {
+nb::object share_batches(nb::handle_t<Fabric> fabric, nb::handle batches, bool deals_out,
+                         bool moves) {
   const auto refuse = [&](const char* expected) {
     throw nb::type_error(
         fmt::format("setup_dataloader: expected {}, got a {}", expected, type_of(batches)).c_str());
@@ -192,9 +196,9 @@ nb::object share_batches(nb::handle_t<Fabric> fabric, nb::handle batches, bool d
     refuse("a loader that was not set up yet");
   }
   if (nb::hasattr(batches, "__len__")) {
-    return nb::cast(std::make_unique<SizedSharedBatches>(fabric, batches, deals_out));
+    return nb::cast(std::make_unique<SizedSharedBatches>(fabric, batches, deals_out, moves));
   }
-  return nb::cast(std::make_unique<SharedBatches>(fabric, batches, deals_out));
+  return nb::cast(std::make_unique<SharedBatches>(fabric, batches, deals_out, moves));
 }
 
 }  // namespace weft::python

@@ -10,13 +10,13 @@
 
 namespace weft::python {
 
-/// Tensors, and tuples, lists and dicts of them, nested. What speaks DLPack counts as a tensor;
-/// other leaves stay what they are. Whoever handles one holds the interpreter's lock.
+/// Tensors, and tuples, lists, dicts and dataclasses of them, nested. What speaks DLPack counts as
+/// a tensor; other leaves stay what they are. Whoever handles one holds the interpreter's lock.
 struct ObjectBatch {
   nb::object object;
 };
 
-/// The batch's containers anew, with what f makes of each tensor.
+/// The containers of tensors anew, with what f makes of each.
 nb::object with_each_tensor(nb::handle part, const std::function<void(Tensor&)>& f);
 
 /// What train::SharedLoader asks of a batch.
@@ -62,9 +62,10 @@ class TrainerLoader {
 };
 
 void bind_shared_batches(nb::module_& m);
-/// This rank's share of an iterable of batches, or all of them, on its device, as an iterable, with
-/// a length where that has one. Throws a TypeError for what cannot be iterated, or is a share
-/// already.
-nb::object share_batches(nb::handle_t<train::Fabric> fabric, nb::handle batches, bool deals_out);
+/// This rank's share of an iterable of batches, or all of them where it does not deal out, as an
+/// iterable, with a length where that has one; on this rank's device where it moves. Throws a
+/// TypeError for what cannot be iterated, or is a share already.
+nb::object share_batches(nb::handle_t<train::Fabric> fabric, nb::handle batches, bool deals_out,
+                         bool moves);
 
 }  // namespace weft::python

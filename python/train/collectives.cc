@@ -3,6 +3,7 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include <cstring>
+#include <exception>
 
 #include "core/transfer.h"
 #include "python/containers.h"
@@ -33,8 +34,8 @@ Tensor tensor_of(const Fabric& fabric, const char* function, nb::handle leaf, bo
   if (nb::isinstance<Tensor>(leaf)) return nb::cast<Tensor>(leaf);
   Operand number;
   if (!is_number(leaf, number)) {
-    throw nb::type_error(fmt::format("{}: expected tensors and numbers, also in tuples, lists and "
-                                     "dicts, got a {}",
+    throw nb::type_error(fmt::format("{}: expected tensors and numbers, also in tuples, lists, "
+                                     "dicts and dataclasses, got a {}",
                                      function, type_of(leaf))
                              .c_str());
   }
@@ -44,8 +45,18 @@ Tensor tensor_of(const Fabric& fabric, const char* function, nb::handle leaf, bo
                    fabric.device());
 }
 
-nb::object all_reduce(const Fabric& fabric, nb::handle data, const std::string& name) {
-  const ReduceOp op = parse_op(name);
+/// Lightning's word for some of the ranks.
+void check_group(const char* function, nb::handle group) {
+  if (group.is_none()) return;
+  throw nb::type_error(
+      fmt::format("{}: group: expected None, all ranks, got a {}", function, type_of(group))
+          .c_str());
+}
+
+nb::object all_reduce(const Fabric& fabric, nb::handle data, const std::string& name,
+                      nb::handle group) {
+  check_group("all_reduce", group);
+  const ReduceOp op = name == "avg" ? ReduceOp::kMean : parse_op(name);
   return with_each_leaf(data, [&](nb::handle leaf) {
     const Tensor x = tensor_of(fabric, "all_reduce", leaf, op == ReduceOp::kMean);
     return nb::cast(unlocked([&] {
@@ -56,10 +67,13 @@ nb::object all_reduce(const Fabric& fabric, nb::handle data, const std::string& 
   });
 }
 
-nb::object all_gather(const Fabric& fabric, nb::handle data) {
+nb::object all_gather(const Fabric& fabric, nb::handle data, nb::handle group,
+                      std::optional<bool> sync_grads) {
+  check_group("all_gather", group);
   return with_each_leaf(data, [&](nb::handle leaf) {
     const Tensor x = tensor_of(fabric, "all_gather", leaf, false);
-    return nb::cast(unlocked([&] { return fabric.all_gather(x); }));
+    return nb::cast(
+        unlocked([&] { return fabric.all_gather(sync_grads == false ? detach(x) : x); }));
   });
 }
 
@@ -74,30 +88,57 @@ nb::object gather_for_metrics(const Fabric& fabric, nb::handle data) {
   });
 }
 
-/// A tensor in place; of anything else the source's, pickled.
-nb::object broadcast(const Fabric& fabric, nb::handle object, int source) {
-  WEFT_CHECK(source >= 0 && source < fabric.size(), "broadcast: expected a rank below {}, got {}",
-             fabric.size(), source);
-  if (nb::isinstance<Tensor>(object)) {
-    const auto& x = nb::cast<const Tensor&>(object);
-    check_writable("broadcast", x);
-    unlocked([&] { fabric.broadcast(x, source); });
-    return nb::borrow(object);
-  }
-  if (fabric.size() == 1) return nb::borrow(object);
-  const nb::module_ pickle = nb::module_::import_("pickle");
-  const bool is_source = fabric.rank() == source;
-  const nb::bytes mine = is_source ? nb::bytes(pickle.attr("dumps")(object)) : nb::bytes("", 0);
+/// Those of one rank.
+nb::bytes broadcast_bytes(const Fabric& fabric, const nb::bytes& mine, int source) {
   const Tensor all = unlocked([&] {
     const Tensor size = Tensor::from(std::vector{static_cast<int64_t>(mine.size())}, {1});
     fabric.broadcast(size, source);
-    const Tensor text = Tensor::empty({size.data<int64_t>()[0]}, DType::u8);
-    if (is_source) std::memcpy(text.raw(), mine.data(), mine.size());
-    fabric.broadcast(text, source);
-    return text;
+    const Tensor bytes = Tensor::empty({size.data<int64_t>()[0]}, DType::u8);
+    if (fabric.rank() == source) std::memcpy(bytes.raw(), mine.data(), mine.size());
+    fabric.broadcast(bytes, source);
+    return bytes;
   });
-  if (is_source) return nb::borrow(object);
-  return pickle.attr("loads")(nb::bytes(all.raw(), static_cast<size_t>(all.numel())));
+  return nb::bytes(all.raw(), static_cast<size_t>(all.numel()));
+}
+
+/// A tensor, in place where this rank has one of its kind; any other object pickled.
+nb::object broadcast(const Fabric& fabric, nb::handle object, int source) {
+  WEFT_CHECK(source >= 0 && source < fabric.size(), "broadcast: expected a rank below {}, got {}",
+             fabric.size(), source);
+  if (fabric.size() == 1) return nb::borrow(object);
+  const nb::module_ pickle = nb::module_::import_("pickle");
+  const bool is_source = fabric.rank() == source;
+  const Tensor* const mine =
+      nb::isinstance<Tensor>(object) ? &nb::cast<const Tensor&>(object) : nullptr;
+  // First, what the source has, as the others may have anything: (object,), (dtype, shape, whether
+  // it is on the Fabric's device) of a tensor, or () where pickle refuses.
+  nb::tuple what;
+  nb::object text = nb::bytes("", 0);
+  std::exception_ptr refused;
+  if (is_source) {
+    what = mine ? nb::make_tuple(mine->dtype(), mine->shape(), mine->device() != Device{})
+                : nb::make_tuple(object);
+    try {
+      text = pickle.attr("dumps")(what);
+    } catch (const nb::python_error&) {
+      refused = std::current_exception();
+      text = pickle.attr("dumps")(nb::tuple());
+    }
+  }
+  text = broadcast_bytes(fabric, nb::bytes(text), source);
+  if (refused) std::rethrow_exception(refused);
+  if (!is_source) what = nb::tuple(pickle.attr("loads")(text));
+  WEFT_CHECK(what.size() > 0, "broadcast: rank {} has an object that cannot be pickled", source);
+  if (what.size() == 1) return what[0];
+  const auto dtype = nb::cast<DType>(what[0]);
+  const auto shape = nb::cast<Shape>(what[1]);
+  const Device device = nb::cast<bool>(what[2]) ? fabric.device() : Device{};
+  const bool is_in_place = is_source || (mine && mine->shape() == shape && mine->dtype() == dtype &&
+                                         mine->device() == device);
+  if (is_in_place && !is_source) check_writable("broadcast", *mine);
+  const Tensor x = is_in_place ? *mine : Tensor::empty(shape, dtype, device);
+  unlocked([&] { fabric.broadcast(x, source); });
+  return is_in_place ? nb::borrow(object) : nb::cast(x);
 }
 
 /// `with` it, the first rank runs the block before the others do.
@@ -124,19 +165,34 @@ void bind_collectives(nb::module_& m, nb::class_<Fabric>& fabric) {
   bind_context<RankZeroFirst>(m, "RankZeroFirst", "What rank_zero_first() returns.");
   fabric
       .def(
-          "all_reduce", &all_reduce, "data"_a, "reduce_op"_a = "mean",
+          "all_reduce", &all_reduce, "data"_a, "reduce_op"_a = "mean", "group"_a = nb::none(),
           "The mean over all ranks, or their \"sum\", \"max\" or \"min\", of a tensor or a number, "
-          "or of those in tuples, lists and dicts: new tensors. Every rank calls.")
-      .def("all_gather", &all_gather, "data"_a,
-           "[ranks, ...]: every rank's tensor or number, or those in tuples, lists and dicts. The "
-           "gradient of a tensor is the sum of what the ranks do with it.")
+          "or of those in tuples, lists, dicts and dataclasses: new tensors. \"avg\" is the mean. "
+          "group: None alone, all ranks. Every rank calls.")
+      .def(
+          "all_reduce",
+          [](const Fabric& self, nb::handle data, nb::handle group, const std::string& reduce_op) {
+            return all_reduce(self, data, reduce_op, group);
+          },
+          "data"_a, "group"_a.none(), "reduce_op"_a = "mean", "The same in Lightning's order.")
+      .def("all_gather", &all_gather, "data"_a, "group"_a = nb::none(), "sync_grads"_a = nb::none(),
+           "[ranks, ...]: every rank's tensor or number, or those in tuples, lists, dicts and "
+           "dataclasses. The gradient of a tensor is the sum of what the ranks do with it; "
+           "sync_grads=False: there is none. group: None alone, all ranks.")
       .def("gather_for_metrics", &gather_for_metrics, "data"_a,
            "[samples, ...]: the rows of all ranks, each sample of a loader's batch once; of a "
-           "number one of each batch, float64. Also of those in tuples, lists and dicts.")
+           "number one of each batch, float64. Also of those in tuples, lists, dicts and "
+           "dataclasses.")
       .def("broadcast", &broadcast, nb::arg("obj").none(), "src"_a = 0,
-           "What rank src has: a tensor in place, any other object pickled. Returns it.")
+           "Returns what rank src has, whatever the others have: a tensor, in place where this "
+           "rank's is of the same shape and dtype, on the CPU or the GPU as that is, else a new "
+           "one; any other object pickled.")
       .def("broadcast", &broadcast, nb::arg("obj").none(), "source"_a)
-      .def("barrier", &Fabric::barrier, Unlocked(), "Waits for all ranks.")
+      .def(
+          "barrier", [](const Fabric& self, const std::optional<std::string>&) { self.barrier(); },
+          "name"_a = nb::none(), Unlocked(),
+          "Waits for all ranks. The name is for who reads the program: barriers meet in the order "
+          "in which each rank calls them.")
       .def(
           "rank_zero_first",
           [](const Fabric& self, bool local) {

@@ -12,6 +12,7 @@
 #include "python/containers.h"
 #include "python/json.h"
 #include "python/modules.h"
+#include "python/schedule.h"
 #include "train/config_files/config_file.h"
 #include "train/engine/engine.h"
 #include "train/optimization.h"
@@ -73,10 +74,8 @@ void make_engine(OwnEngine* self, nn::Module& model, const nb::object& config,
     }
     file.settings.erase("schedule");
   } else if (PyCallable_Check(lr_scheduler.ptr())) {
-    options.lr_scheduler = [lr_scheduler](int64_t step) {
-      const nb::gil_scoped_acquire locked;
-      return nb::cast<double>(lr_scheduler(step));
-    };
+    options.lr_scheduler =
+        schedule_of("initialize: lr_scheduler", nb::cast<ScheduleFunction>(lr_scheduler));
   } else if (!lr_scheduler.is_none()) {
     throw nb::type_error(fmt::format("initialize: lr_scheduler: expected a Scheduler or a function "
                                      "of the step, got a {}",

@@ -6,7 +6,10 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/trampoline.h>
 
+#include <charconv>
+
 #include "data/tensors/tensor_dataset.h"
+#include "dist/comm/processes/join.h"
 #include "dist/strategy/settings.h"
 #include "io/nearest.h"
 #include "nn/meta.h"
@@ -23,6 +26,7 @@
 #include "python/train/collectives.h"
 #include "python/train/states.h"
 #include "train/metrics/logger.h"
+#include "train/pretrained/pretrained.h"
 
 namespace weft::python {
 
@@ -73,10 +77,23 @@ double number_of(const Operand& value) {
   return value.kind == Operand::Kind::kTensor ? value.tensor.item() : value.as_double();
 }
 
-NamedValues values_of(const nb::dict& dict) {
+NamedValues values_of(const char* function, const nb::dict& dict) {
   NamedValues values;
   for (const auto& [name, value] : dict) {
-    values.emplace_back(nb::cast<std::string>(name), number_of(nb::cast<Operand>(value)));
+    std::string text;
+    if (!nb::try_cast(nb::handle(name), text)) {
+      throw nb::type_error(fmt::format("{}: expected texts as the names, got {}, a {}", function,
+                                       nb::repr(name).c_str(), type_of(name))
+                               .c_str());
+    }
+    Operand number;
+    if (!nb::try_cast(nb::handle(value), number)) {
+      throw nb::type_error(fmt::format("{}: \"{}\": expected a number, or a tensor of one element, "
+                                       "got {}, a {}",
+                                       function, text, nb::repr(value).c_str(), type_of(value))
+                               .c_str());
+    }
+    values.emplace_back(text, number_of(number));
   }
   return values;
 }
@@ -87,22 +104,27 @@ struct DerivableLogger : Base {
   NB_TRAMPOLINE(Base);
   void begin(int64_t step) override { NB_OVERRIDE(begin, step); }
   void log_metrics(int64_t step, const NamedValues& values) override {
-    constexpr const char* kName = "log_metrics";
-    const nb::detail::ticket ticket(nb_trampoline, kName, nb::detail::str_hash(kName),
-                                    std::is_abstract_v<Base>);
-    if (!ticket.key.is_valid()) {
-      if constexpr (!std::is_abstract_v<Base>) Base::log_metrics(step, values);
-      return;
+    const Overridden own(nb_trampoline, "log_metrics");
+    if constexpr (std::is_abstract_v<Base>) {
+      WEFT_CHECK(own,
+                 "logger: expected a method log_metrics(metrics, step), which the class {} "
+                 "does not define",
+                 name_of_class(nb_trampoline.base()));
+    } else {
+      if (!own) return Base::log_metrics(step, values);
     }
-    nb_trampoline.base().attr(ticket.key)(dict_of(values), step);
+    own(dict_of(values), step);
   }
   void end_epoch(int64_t epoch, int64_t step, const NamedValues& metrics) override {
-    constexpr const char* kName = "end_epoch";
-    const nb::detail::ticket ticket(nb_trampoline, kName, nb::detail::str_hash(kName), false);
-    if (!ticket.key.is_valid()) return Base::end_epoch(epoch, step, metrics);
-    nb_trampoline.base().attr(ticket.key)(epoch, step, dict_of(metrics));
+    const Overridden own(nb_trampoline, "end_epoch");
+    if (!own) return Base::end_epoch(epoch, step, metrics);
+    own(epoch, step, dict_of(metrics));
   }
-  void finish() override { NB_OVERRIDE(finish); }
+  void finish() override {
+    const nb::gil_scoped_acquire locked;
+    const nb::error_scope pending;  // a Fabric may go while an exception is on its way
+    NB_OVERRIDE(finish);
+  }
 };
 
 void bind_loggers(nb::module_ m) {
@@ -115,13 +137,13 @@ void bind_loggers(nb::module_ m) {
       .def(
           "log_metrics",
           [](Logger& self, const nb::dict& metrics, int64_t step) {
-            self.log_metrics(step, values_of(metrics));
+            self.log_metrics(step, values_of("log_metrics", metrics));
           },
           "metrics"_a, "step"_a, docs("train::Logger::log_metrics"))
       .def(
           "end_epoch",
           [](Logger& self, int64_t epoch, int64_t step, const nb::dict& metrics) {
-            self.end_epoch(epoch, step, values_of(metrics));
+            self.end_epoch(epoch, step, values_of("end_epoch", metrics));
           },
           "epoch"_a, "step"_a, "metrics"_a, docs("train::Logger::end_epoch"))
       .def("finish", &Logger::finish, docs("train::Logger::finish"));
@@ -305,6 +327,28 @@ dist::MicroBatches micro_batches_of(const nb::sequence& pairs, bool accumulates,
           .after_each = std::move(after_each)};
 }
 
+/// Of this host among the hosts.
+int node_rank() {
+  if (!dist::is_rank()) return 0;
+  constexpr const char* kSaid = "GROUP_RANK";
+  if (dist::variable(kSaid)) return dist::variable_number(kSaid, 0, dist::kMostRanks);
+  const dist::RankPlace place = dist::rank_place();
+  return place.rank / place.local_size;
+}
+
+/// Where a program gives none.
+uint64_t seed_of_environment() {
+  constexpr const char* kSaid = "PL_GLOBAL_SEED";
+  const char* const said = dist::variable(kSaid);
+  if (!said) return 0;
+  const std::string_view text = said;
+  uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  WEFT_CHECK(error == std::errc() && end == text.data() + text.size(),
+             "seed_everything: {}: expected a number, got \"{}\"", kSaid, text);
+  return seed;
+}
+
 /// A model, or what a batch may be, on the Fabric's device.
 nb::object to_device_of(const Fabric& fabric, nb::handle object) {
   if (nb::isinstance<nn::Module>(object)) {
@@ -314,8 +358,18 @@ nb::object to_device_of(const Fabric& fabric, nb::handle object) {
   return with_each_tensor(object, [&](Tensor& x) { x = ops::to(x, fabric.device()); });
 }
 
+/// Strategies compute where the Fabric does: what is not to be moved has to be there.
+void check_place(const Fabric& fabric, const nn::Module& model) {
+  for (const auto& [name, tensor] : model.unrouted_state()) {
+    WEFT_CHECK(!nn::has_memory(tensor) || tensor.device() == fabric.device(),
+               "setup: move_to_device=False: expected a model on {}, where this rank computes, got "
+               "\"{}\" on {}",
+               fabric.device(), name, tensor.device());
+  }
+}
+
 /// A model, if there is one, and optimizers.
-void set_up(Fabric& fabric, nb::handle model, const nb::tuple& optimizers) {
+void set_up(Fabric& fabric, nb::handle model, const nb::tuple& optimizers, bool move_to_device) {
   std::vector<optim::Optimizer*> all;
   for (nb::handle optimizer : optimizers) {
     if (!nb::isinstance<optim::Optimizer>(optimizer)) {
@@ -325,9 +379,22 @@ void set_up(Fabric& fabric, nb::handle model, const nb::tuple& optimizers) {
     all.push_back(nb::cast<optim::Optimizer*>(optimizer));
   }
   auto* const module = model ? nb::cast<nn::Module*>(model) : nullptr;
-  const nb::gil_scoped_release unlocked;
-  if (module) fabric.setup_model(*module, with_replica(module->structure(), *module));
-  for (optim::Optimizer* const optimizer : all) fabric.setup_optimizer(*optimizer);
+  if (module && !move_to_device) check_place(fabric, *module);
+  {
+    const nb::gil_scoped_release unlocked;
+    for (const optim::Optimizer* const optimizer : all) fabric.check_optimizer(*optimizer, module);
+    if (module) fabric.setup_model(*module, with_replica(module->structure(), *module));
+    for (optim::Optimizer* const optimizer : all) fabric.setup_optimizer(*optimizer);
+  }
+  // A step asks its models' strategies: these live as long as the optimizer does. The function is
+  // never freed: Python goes before static objects do.
+  static const nb::handle keep =
+      nb::cpp_function([](nb::handle, nb::handle) {}, nb::keep_alive<1, 2>()).release();
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (const nn::Module* const trained : fabric.models_of(*all[i])) {
+      keep(optimizers[i], nb::find(*trained));
+    }
+  }
 }
 
 /// Backward passes and steps.
@@ -337,8 +404,22 @@ void bind_steps(nb::module_& m, nb::class_<Fabric>& fabric) {
               "Rows at its end that other ranks have as well.")
       .def_ro("is_last", &data::LoaderWatch::is_last, "Whether it is its epoch's last.");
   fabric
-      .def("backward", &Fabric::backward, "loss"_a, Unlocked(),
-           "The gradients of the mean of all ranks' losses.")
+      .def(
+          "backward",
+          [](Fabric& self, const Tensor& loss, const nn::Module* model,
+             std::optional<bool> retain_graph) {
+            WEFT_CHECK(!model || Fabric::of(*model) == &self,
+                       "fabric: backward() of a model that was not set up");
+            WEFT_CHECK(!retain_graph.value_or(false),
+                       "fabric: backward(): retain_graph: expected False: a graph is freed while "
+                       "it runs; call backward() once, of the sum of the losses");
+            self.backward(loss);
+          },
+          "loss"_a, nb::kw_only(), "model"_a.none() = nb::none(), "retain_graph"_a = nb::none(),
+          Unlocked(),
+          "The gradients of the mean of all ranks' losses, for all models that it is of. model: "
+          "which of them Lightning's DeepSpeed is to be told; an Error where it was not set up. "
+          "retain_graph: False alone.")
       .def(
           "accumulate",
           [](Fabric& self, const nb::args& models) {
@@ -436,7 +517,7 @@ void bind_logging(nb::class_<Fabric>& fabric) {
       .def(
           "log_dict",
           [](Fabric& self, const nb::dict& metrics, std::optional<int64_t> step) {
-            self.log_dict(values_of(metrics), step);
+            self.log_dict(values_of("log_dict", metrics), step);
           },
           "metrics"_a, "step"_a = nb::none(), "The same of several, under one step.")
       .def_prop_ro("loggers", loggers)
@@ -494,6 +575,13 @@ void bind_fabric(nb::module_ m) {
       .def_prop_ro("device", &Fabric::device)
       .def_prop_ro("global_rank", &Fabric::rank)
       .def_prop_ro("local_rank", &Fabric::local_rank, "Among the ranks of this host.")
+      .def_prop_ro(
+          "node_rank", [](const Fabric&) { return node_rank(); },
+          "This host's number among the hosts: the launcher's GROUP_RANK, else by ranks that are "
+          "numbered host by host.")
+      .def_prop_ro(
+          "strategy", [](const Fabric& self) { return self.options().strategy; },
+          "The StrategyOptions, with Weft's name of the strategy.")
       .def_prop_ro("world_size", &Fabric::size)
       .def_prop_ro("is_global_zero", &Fabric::is_main)
       .def_prop_ro("data_size", &Fabric::data_size, "Ranks that take different samples.")
@@ -512,8 +600,8 @@ void bind_fabric(nb::module_ m) {
           "device and casts. empty_init: without memory, which setup() takes, for weights that "
           "load() is to fill.")
       .def("to_device", &to_device_of, "obj"_a,
-           "A model, which is moved and returned, or tensors, in tuples, lists and dicts, on the "
-           "Fabric's device.")
+           "A model, which is moved and returned, or tensors, in tuples, lists, dicts and "
+           "dataclasses, on the Fabric's device.")
       .def(
           "autocast",
           [](Fabric& self) {
@@ -526,30 +614,32 @@ void bind_fabric(nb::module_ m) {
           "and backward() do by themselves.")
       .def(
           "setup",
-          [](Fabric& self, nb::handle_t<nn::Module> model, const nb::args& optimizers) {
-            set_up(self, model, optimizers);
+          [](Fabric& self, nb::handle_t<nn::Module> model, const nb::args& optimizers,
+             bool move_to_device) {
+            set_up(self, model, optimizers, move_to_device);
             return one_or_all(nb::tuple(nb::make_tuple(model) + optimizers));
           },
-          "model"_a, "optimizers"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+          "model"_a, "optimizers"_a, "move_to_device"_a = true,
           "Shards a model and its optimizers, which have not stepped yet, as the strategy says. "
           "From there on model(x), optimizer.step(), zero_grad() and clip_grad_norm_() know of it. "
-          "Returns what it was given.")
+          "Returns what it was given, which the Fabric does not keep alive: a model lives as long "
+          "as its optimizers. move_to_device=False: it is on the Fabric's device already; an Error "
+          "where it is not.")
       .def(
           "setup_module",
-          [](Fabric& self, nb::handle_t<nn::Module> model) {
-            set_up(self, model, nb::tuple());
+          [](Fabric& self, nb::handle_t<nn::Module> model, bool move_to_device) {
+            set_up(self, model, nb::tuple(), move_to_device);
             return nb::borrow(model);
           },
-          "model"_a, nb::keep_alive<1, 2>(),
+          "model"_a, "move_to_device"_a = true,
           "The model alone, before setup_optimizers(). Returns it.")
       .def(
           "setup_optimizers",
           [](Fabric& self, const nb::args& optimizers) {
-            set_up(self, nb::handle(), optimizers);
+            set_up(self, nb::handle(), optimizers, true);
             return one_or_all(optimizers);
           },
-          "optimizers"_a, nb::keep_alive<1, 2>(),
-          "Optimizers of parameters of models that were set up. Returns them.")
+          "optimizers"_a, "Optimizers of parameters of models that were set up. Returns them.")
       .def(
           "forward", [](Fabric& self, const Tensor& x) { return self.forward(x); }, "x"_a,
           Unlocked(), "The only model on x in the precision asked for, as model(x).")
@@ -559,9 +649,9 @@ void bind_fabric(nb::module_ m) {
             return forward_of(self, model, function);
           },
           "model"_a, "function"_a,
-          "What function() returns, a tensor, or tensors in tuples, lists and dicts, called as "
-          "model(x) would be: for methods of a model that was set up. An Error under dp and "
-          "pipeline, which run model(x) alone.")
+          "What function() returns, a tensor, or tensors in tuples, lists, dicts and dataclasses, "
+          "called as model(x) would be: for methods of a model that was set up. An Error under dp "
+          "and pipeline, which run model(x) alone.")
       .def(
           "forward",
           [](Fabric& self, nb::handle_t<nn::Module> model, const nb::args& arguments,
@@ -586,59 +676,73 @@ void bind_fabric(nb::module_ m) {
           "epoch=3).")
       .def(
           "setup_dataloader",
-          [](const Fabric& self, nb::handle_t<data::Loader> loader, bool use_distributed_sampler) {
-            self.setup_dataloader(nb::cast<data::Loader&>(loader), use_distributed_sampler);
+          [](const Fabric& self, nb::handle_t<data::Loader> loader, bool use_distributed_sampler,
+             bool move_to_device) {
+            self.setup_dataloader(nb::cast<data::Loader&>(loader), use_distributed_sampler,
+                                  move_to_device);
             return nb::borrow(loader);
           },
-          "loader"_a, "use_distributed_sampler"_a = true,
+          "loader"_a, "use_distributed_sampler"_a = true, "move_to_device"_a = true,
           "From here on the loader gives this rank's share. use_distributed_sampler=False: all of "
-          "it, on this rank's device, for a loader that knows of the ranks by itself.")
+          "it, on this rank's device, for a loader that knows of the ranks by itself. "
+          "move_to_device=False: batches stay where they are.")
       .def(
           "setup_dataloader",
-          [](const Fabric& self, data::TensorLoader& loader, bool use_distributed_sampler) {
+          [](const Fabric& self, data::TensorLoader& loader, bool use_distributed_sampler,
+             bool move_to_device) {
             return std::unique_ptr<TensorShares>(
-                new TensorShares(self.share(loader, use_distributed_sampler)));
+                new TensorShares(self.share(loader, use_distributed_sampler, move_to_device)));
           },
-          "loader"_a, "use_distributed_sampler"_a = true, nb::keep_alive<0, 1>(),
-          nb::keep_alive<0, 2>(), "An iterator of this rank's share.")
+          "loader"_a, "use_distributed_sampler"_a = true, "move_to_device"_a = true,
+          nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(), "An iterator of this rank's share.")
       .def(
           "setup_dataloader",
-          [](nb::handle_t<Fabric> self, nb::handle loader, bool use_distributed_sampler) {
-            return share_batches(self, loader, use_distributed_sampler);
+          [](nb::handle_t<Fabric> self, nb::handle loader, bool use_distributed_sampler,
+             bool move_to_device) {
+            return share_batches(self, loader, use_distributed_sampler, move_to_device);
           },
-          "loader"_a, "use_distributed_sampler"_a = true,
+          "loader"_a, "use_distributed_sampler"_a = true, "move_to_device"_a = true,
           "An iterable of this rank's share of any iterable's batches: tensors and NumPy's arrays, "
-          "in tuples, lists and dicts, of which a first dimension counts the samples; other leaves "
-          "stay as they are. It has to give the same on every rank. Each batch needs memory of its "
-          "own: one is read ahead.")
+          "in tuples, lists, dicts and dataclasses, of which a first dimension counts the samples; "
+          "other leaves stay as they are. It has to give the same on every rank. Each batch needs "
+          "memory of its own: one is read ahead.")
       .def(
           "setup_dataloaders",
-          [](nb::handle_t<Fabric> self, const nb::args& loaders, bool use_distributed_sampler) {
+          [](nb::handle_t<Fabric> self, const nb::args& loaders, bool use_distributed_sampler,
+             bool move_to_device) {
             nb::list all;
             for (nb::handle loader : loaders) {
-              all.append(self.attr("setup_dataloader")(loader, use_distributed_sampler));
+              all.append(
+                  self.attr("setup_dataloader")(loader, use_distributed_sampler, move_to_device));
             }
             return one_or_all(nb::tuple(all));
           },
-          "loaders"_a, "use_distributed_sampler"_a = true, "setup_dataloader() of each.")
+          "loaders"_a, "use_distributed_sampler"_a = true, "move_to_device"_a = true,
+          "setup_dataloader() of each.")
       .def(
           "save",
-          [](Fabric& self, const io::Path& path, const std::optional<nb::dict>& state) {
+          [](Fabric& self, const io::Path& path, const std::optional<nb::dict>& state,
+             const std::optional<nb::dict>& filter) {
+            if (filter && !state) throw nb::type_error("fabric.save: filter: expected a state");
             std::optional<States> states;
-            if (state) states.emplace(*state);
+            if (state) states.emplace(*state, filter.value_or(nb::dict()));
             const nb::gil_scoped_release unlocked;
             states ? self.save(path.string(), states->get()) : self.save(path.string());
           },
-          "path"_a, "state"_a = nb::none(),
+          "path"_a, "state"_a = nb::none(), "filter"_a = nb::none(),
           "The whole model as a safetensors file, written by rank 0; or any state, a dict of "
           "models, optimizers, schedulers, scalers, loaders, tensors, dicts of them, numbers, what "
-          "JSON holds, and objects with state_dict() and load_state_dict(). Every rank calls it. A "
-          "TypeError names the key and the type of what cannot be saved.")
+          "JSON holds, and objects with state_dict() and load_state_dict(). Tuples come back as "
+          "lists, dicts in the order of their keys, which are texts. Every rank calls it. A "
+          "TypeError names the key and the type of what cannot be saved.\n\nfilter: by the key of "
+          "a model, a dict, or an object whose state_dict() is one, a function(name, value) that "
+          "says whether an item stays: {\"model\": lambda name, tensor: \"lora\" in name}. Such a "
+          "model is loaded with strict=False.")
       .def(
           "async_save",
           [](Fabric& self, const io::Path& path, const nb::dict& state,
              const std::optional<std::function<void()>>& then) {
-            const States states(state);
+            const States states(state, nb::dict());
             const nb::gil_scoped_release unlocked;
             self.async_save(path.string(), states.get(), then.value_or(nullptr));
           },
@@ -649,12 +753,16 @@ void bind_fabric(nb::module_ m) {
       .def("wait_for_save", &Fabric::wait_for_save, Unlocked(), "Until async_save() is complete.")
       .def(
           "load",
-          [](Fabric& self, const io::Path& path, const std::optional<nb::dict>& state) {
+          [](Fabric& self, const io::Path& path, const std::optional<nb::dict>& state,
+             bool strict) {
+            if (!strict && !state) {
+              throw nb::type_error("fabric.load: strict=False: expected a state");
+            }
             std::vector<std::string> left;
             std::optional<States> states;
             const auto ask = [&](const Fabric::StateKinds& kinds) {
               const nb::gil_scoped_acquire locked;
-              return states.emplace(*state, kinds).get();
+              return states.emplace(*state, kinds, path, strict).get();
             };
             {
               const nb::gil_scoped_release unlocked;
@@ -663,15 +771,40 @@ void bind_fabric(nb::module_ m) {
             }
             return states ? states->finish(std::move(left)) : left;
           },
-          "path"_a, "state"_a = nb::none(),
+          "path"_a, "state"_a = nb::none(), "strict"_a = true,
           "What save() has left, into the objects of the dict, by load_state_dict() of those that "
           "are not Weft's own; its other values are replaced. Returns the names in the file that "
-          "were not asked for.")
+          "were not asked for. strict=False: what the file lacks stays as it is, be it a value of "
+          "the dict or a model's tensor, and tensors that a model lacks are left out; an Error for "
+          "some of a model's that was set up on several ranks.")
+      .def(
+          "load_raw",
+          [](const Fabric&, const io::Path& path, nb::handle object, bool strict) {
+            if (!nb::isinstance<nn::Module>(object)) {
+              throw nb::type_error(
+                  fmt::format("fabric.load_raw: expected a model, got a {}: a file of tensors "
+                              "alone has no optimizer's state; load() reads what save() has left",
+                              type_of(object))
+                      .c_str());
+            }
+            auto& model = nb::cast<nn::Module&>(object);
+            const nb::gil_scoped_release unlocked;
+            model.load_state_dict(train::read_weight_file(path).tensors, {.strict = strict});
+          },
+          "path"_a, "obj"_a, "strict"_a = true,
+          "The tensors of a safetensors file, or of a state dict that torch.save wrote, into a "
+          "model, before or after setup(). Every rank calls. strict=False: some of them; an Error "
+          "of a model that was set up on several ranks.")
       .def(
           "seed_everything",
-          [](const Fabric& self, uint64_t seed, bool) { self.seed_everything(seed); }, "seed"_a,
-          "workers"_a = true,
+          [](const Fabric& self, std::optional<uint64_t> given, bool) {
+            const uint64_t seed = given ? *given : seed_of_environment();
+            self.seed_everything(seed);
+            return seed;
+          },
+          "seed"_a = nb::none(), "workers"_a = true,
           "Weights of all ranks from one seed, dropout of each from its own stream: call it first. "
+          "Without a seed that of PL_GLOBAL_SEED, Lightning's variable, else 0. Returns the seed. "
           "workers: a loader draws by its own seed, epoch and sample in any case.")
       .def("print", [](const Fabric& self, const nb::args& arguments, const nb::kwargs& options) {
         if (self.is_main()) nb::module_::import_("builtins").attr("print")(*arguments, **options);

@@ -1,6 +1,7 @@
 #include "python/train/states.h"
 
 #include "data/loader.h"
+#include "io/sharded_safetensors.h"
 #include "optim/schedule.h"
 #include "python/containers.h"
 #include "python/json.h"
@@ -44,23 +45,76 @@ bool is_number(nb::handle object) {
           .c_str());
 }
 
-}  // namespace
+/// A saved model's tensors, by their own names.
+NamedTensors tensors_in(const io::Path& path, const std::string& model) {
+  NamedTensors tensors;
+  const std::string prefix = model + ".";
+  const auto add = [&](const std::string& name, const auto& read) {
+    if (name.starts_with(prefix)) tensors.emplace_back(name.substr(prefix.size()), read());
+  };
+  if (io::is_sharded_state(path)) {
+    io::ShardedReader reader(path);
+    for (const auto& entry : reader.index().tensors) {
+      add(entry.first, [&] { return reader.read(entry.first); });
+    }
+  } else {
+    for (const auto& entry : io::read_safetensors(path).tensors) {
+      add(entry.first, [&] { return entry.second; });
+    }
+  }
+  return tensors;
+}
 
-States::States(const nb::dict& state) : dict_(state) {
-  for (const auto& [key, value] : state) {
-    const std::string name = name_of("save", key);
-    if (!add_object(name, value)) add_value(name, value);
+std::set<std::string> names_of(const NamedTensors& tensors) {
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : tensors) names.insert(name);
+  return names;
+}
+
+void check_filter(const nb::dict& filter, const nb::dict& state) {
+  for (const auto& [key, stays] : filter) {
+    if (!state.contains(key)) {
+      throw nb::value_error(fmt::format("fabric.save: filter: expected keys of the state, got {}",
+                                        nb::repr(key).c_str())
+                                .c_str());
+    }
+    if (PyCallable_Check(stays.ptr()) == 0) {
+      throw nb::type_error(fmt::format("fabric.save: filter: expected a function of a name and a "
+                                       "value for {}, got a {}",
+                                       nb::repr(key).c_str(), type_of(stays))
+                               .c_str());
+    }
   }
 }
 
-States::States(const nb::dict& state, const train::Fabric::StateKinds& kinds) : dict_(state) {
+}  // namespace
+
+States::States(const nb::dict& state, const nb::dict& filter) : dict_(state) {
+  check_filter(filter, state);
+  for (const auto& [key, value] : state) {
+    const std::string name = name_of("save", key);
+    if (filter.contains(key)) {
+      add_filtered(name, value, nb::object(filter[key]));
+    } else if (!add_object(name, value)) {
+      add_value(name, value);
+    }
+  }
+}
+
+States::States(const nb::dict& state, const train::Fabric::StateKinds& kinds, const io::Path& path,
+               bool strict)
+    : dict_(state), strict_(strict) {
   for (const auto& [name, kind] : kinds) {
     const std::string beside = name + std::string(kTensors);
     if (kind == "json" && kinds.contains(beside)) beside_.insert(beside);
   }
   for (const auto& [key, value] : state) {
     const std::string name = name_of("load", key);
-    if (!add_object(name, value)) ask(name, value, kinds);
+    const auto found = kinds.find(name);
+    if (found == kinds.end() && !strict) continue;
+    const std::string kind = found == kinds.end() ? "json" : found->second;
+    if (nb::isinstance<nn::Module>(value) && ask_some(name, value, kind, path)) continue;
+    if (!add_object(name, value)) ask(name, value, kind);
   }
 }
 
@@ -90,7 +144,8 @@ void States::add_value(const std::string& name, nb::handle value) {
   const nb::object state = has_state(value) ? value.attr("state_dict")() : nb::borrow(value);
   if (nb::isinstance<Tensor>(state)) return void(keep(name, nb::cast<Tensor>(state)));
   if (is_of_tensors(state)) return void(keep(name, tensors_of(nb::borrow<nb::dict>(state))));
-  if (nb::isinstance<nb::str>(state)) return void(keep(name, nb::cast<std::string>(state)));
+  std::string text;  // one that is no Unicode JSON will refuse
+  if (nb::isinstance<nb::str>(state) && nb::try_cast(state, text)) return void(keep(name, text));
   Operand number;
   if (is_number(state) && read_number(state, number)) {
     if (number.kind == Operand::Kind::kBool) return void(keep(name, number.integer != 0));
@@ -109,10 +164,45 @@ void States::add_value(const std::string& name, nb::handle value) {
   if (!tensors.empty()) keep(name + std::string(kTensors), std::move(tensors));
 }
 
-void States::ask(const std::string& name, nb::handle value,
-                 const train::Fabric::StateKinds& kinds) {
-  const auto found = kinds.find(name);
-  const std::string kind = found == kinds.end() ? "json" : found->second;
+void States::add_filtered(const std::string& name, nb::handle value, nb::handle stays) {
+  const bool is_model = nb::isinstance<nn::Module>(value);
+  nb::object items = nb::none();
+  if (is_model || !nb::inst_check(value)) {
+    items = has_state(value) ? value.attr("state_dict")() : nb::borrow(value);
+  }
+  if (!nb::isinstance<nb::dict>(items)) {
+    throw nb::type_error(fmt::format("fabric.save: filter: the state \"{}\", a {}: expected a "
+                                     "model, a dict, or an object whose state_dict() is one",
+                                     name, type_of(value))
+                             .c_str());
+  }
+  nb::dict kept;
+  for (const auto& [key, item] : nb::borrow<nb::dict>(items)) {
+    if (nb::bool_(stays(key, item))) kept[key] = item;
+  }
+  if (is_model) return void(keep(name, tensors_of(kept)));
+  add_value(name, kept);
+}
+
+/// A model of which the file may have some tensors alone; false: it is all there, or is to be.
+bool States::ask_some(const std::string& name, nb::handle model, const std::string& kind,
+                      const io::Path& path) {
+  const Value* value = nullptr;
+  if (kind == "tensors") {  // of a filter's
+    value = keep(name, NamedTensors());
+  } else {
+    if (strict_ || kind != "model") return false;
+    NamedTensors saved = tensors_in(path, name);
+    const NamedTensors own = nb::cast<nn::Module&>(model).unrouted_state();
+    if (names_of(saved) == names_of(own)) return false;
+    value = &values_.emplace_back(std::move(saved));
+    beside_.insert(name);
+  }
+  asked_.push_back({.name = name, .owner = nb::borrow(model), .value = value});
+  return true;
+}
+
+void States::ask(const std::string& name, nb::handle value, const std::string& kind) {
   Asked asked = {.name = name, .owner = has_state(value) ? nb::borrow(value) : nb::none()};
   if (kind == "integer") {
     asked.value = keep(name, int64_t{});
@@ -149,6 +239,8 @@ std::vector<std::string> States::finish(std::vector<std::string> left) {
         *asked.value);
     if (asked.owner.is_none()) {
       dict_[asked.name.c_str()] = value;
+    } else if (nb::isinstance<nn::Module>(asked.owner)) {
+      asked.owner.attr("load_state_dict")(value, strict_);
     } else {
       asked.owner.attr("load_state_dict")(value);
     }

@@ -9,6 +9,7 @@
 #include "python/json.h"
 #include "python/modules.h"
 #include "python/named_tensors.h"
+#include "python/schedule.h"
 #include "python/train/batches.h"
 #include "python/train/fabric.h"
 #include "train/config.h"
@@ -108,29 +109,33 @@ T returned(const char* method, const char* expected, nb::handle value) {
           .c_str());
 }
 
-/// An optimizer, or one and a schedule of its rate, a function of the step; or a list of such.
-Optimization optimization_of(nb::handle returned) {
-  constexpr const char* kExpected =
-      "configure_optimizers: expected an optimizer, a tuple of one and a function of the step, or "
-      "a list of such, got {}";
-  if (nb::isinstance<nb::list>(returned)) {
-    Optimization several({});
-    for (const nb::handle one : nb::borrow<nb::list>(returned)) {
-      Optimization::Part part = optimization_of(one).parts.at(0);
-      several.parts.push_back(std::move(part));
-    }
-    return several;
-  }
+/// Of an optimizer, or of one and a schedule of its rate, a function of the step.
+Optimization::Part part_of(nb::handle returned) {
+  constexpr const char* kMethod = "configure_optimizers";
   const bool is_pair = nb::isinstance<nb::tuple>(returned) && nb::len(returned) == 2;
   const nb::object optimizer = is_pair ? returned[0] : nb::borrow(returned);
   const nb::object schedule = is_pair ? returned[1] : nb::none();
   if (!nb::isinstance<optim::Optimizer>(optimizer) ||
       (is_pair && !PyCallable_Check(schedule.ptr()))) {
-    throw nb::type_error(fmt::format(kExpected, nb::repr(returned).c_str()).c_str());
+    throw nb::type_error(fmt::format("{}: expected an optimizer, a tuple of one and a function of "
+                                     "the step, or a list of such, got {}",
+                                     kMethod, nb::repr(returned).c_str())
+                             .c_str());
   }
-  auto shared = nb::cast<std::shared_ptr<optim::Optimizer>>(optimizer);
-  return is_pair ? Optimization(std::move(shared), nb::cast<optim::Schedule>(schedule))
-                 : Optimization(std::move(shared));
+  Optimization::Part part = {nb::cast<std::shared_ptr<optim::Optimizer>>(optimizer)};
+  if (is_pair) part.schedule = schedule_of(kMethod, nb::cast<ScheduleFunction>(schedule));
+  return part;
+}
+
+/// Of one such, or of a list.
+Optimization optimization_of(nb::handle returned) {
+  Optimization all({});
+  if (nb::isinstance<nb::list>(returned)) {
+    for (nb::handle one : nb::borrow<nb::list>(returned)) all.parts.push_back(part_of(one));
+  } else {
+    all.parts.push_back(part_of(returned));
+  }
+  return all;
 }
 
 /// One as itself, several as a list, as Lightning has them.

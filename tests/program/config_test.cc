@@ -69,6 +69,19 @@ TEST_CASE("config asks until an answer will do, and writes what differs from the
                            Contains("\nbucket-mb   ") && Contains("  of strategy ddp\n"));
 }
 
+TEST_CASE("config takes the names and the devices that train takes") {
+  const std::string file = fresh_scratch("named.yaml");
+  const Outcome outcome = answer(file, "\n\n\n\n\n\n\nbf16-mixed\n2\nFSDP\n\n");
+  INFO(outcome.out);
+  CHECK(outcome.code == 0);
+  CHECK(read_file(file) ==
+        "recipe: builtin-quick\ndevices: 2\nprecision: \"bf16\"\nstrategy: \"fsdp\"\n");
+  const std::string all = fresh_scratch("auto.yaml");
+  CHECK(answer(all, "\n\n\n\n\n\n\n\nauto\nNO\n\n").code == 0);
+  CHECK(read_file(all) == "recipe: builtin-quick\ndevices: auto\nstrategy: \"single\"\n");
+  CHECK(shown(all).at("from").at("devices") == all + ": devices");
+}
+
 TEST_CASE("config says what is in the way before it asks, and leaves nothing half done") {
   const std::string nowhere = fresh_scratch("nowhere") + "/asked.yaml";
   check_error(run_weft("config --output " + nowhere + " </dev/null"), 1,
@@ -123,4 +136,14 @@ TEST_CASE("config show refuses what train does") {
   check_error(run_weft("config show --config " + file), 2,
               file + ": key \"recipe\": unknown recipe \"none\": expected one of builtin-quick");
   check_error(run_weft("config show --output x"), 2, "unknown option \"--output\"");
+  for (const std::string option : {"recipe", "config", "strategy", "devices"}) {
+    check_error(run_weft("config show --" + option + " \"\""), 2,
+                "--" + option + ": expected a value, got none");
+  }
+  for (const std::string option : {"output", "resume"}) {
+    check_error(run_weft("train --" + option + " \"\""), 2,
+                "--" + option + ": expected a value, got none");
+  }
+  check_error(run_weft("train -- --lr 3"), 2, "unknown argument \"--lr\"; see --help");
+  CHECK_THAT(run_weft("config show --batch-size 064 --json").out, Contains("\"batch-size\":64"));
 }

@@ -82,6 +82,16 @@ TEST_CASE("trap: resuming at another world size, under another strategy") {
   const json config = json::parse(read_file(last + "/state.json")).at("state").at("config");
   CHECK(config.at("devices") == 2);
   CHECK(config.at("strategy") == "ddp");
+  // By any name of a strategy, with what it switches on.
+  const Outcome named = run_weft("train --json --resume " + step +
+                                 " --devices 2 --strategy deepspeed_stage_2_offload");
+  INFO(named.err);
+  REQUIRE(named.code == 0);
+  const json other = json::parse(read_file(last + "/state.json")).at("state").at("config");
+  CHECK(other.at("strategy") == "zero2");
+  CHECK(other.at("offload_optimizer") == true);
+  CHECK(other.at("global_batch_size") == 24);
+  CHECK(diff_weights("whole2", "half") == 0);
   // As at a first start, so that no launcher repeats it.
   check_error(run_weft("train --resume " + step + " --devices 3 --strategy ddp"), 2,
               "4 micro-batches do not make a tree on 3 devices");

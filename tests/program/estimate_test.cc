@@ -28,7 +28,12 @@ TEST_CASE("An estimated peak is a training's own, within 5%") {
                ""},
       Training{"--model gpt_mini --batch-size 16 --precision fp32", "--recipe gpt-quick"},
       Training{"--model gpt_mini --batch-size 16 --precision bf16-true --checkpoint-activations",
-               "--recipe gpt-quick"});
+               "--recipe gpt-quick"},
+      // Devices that share a layer or a pipeline have one batch together.
+      Training{"--model vit_lite --batch-size 16 --precision fp32 --devices 2 --strategy tp", ""},
+      Training{"--model vit_lite --batch-size 16 --precision fp32 --devices 2 --strategy pipeline",
+               ""},
+      Training{"--model vit_lite --batch-size 16 --precision fp32 --devices 2 --strategy ddp", ""});
   const Outcome estimate = run_weft("estimate --json " + training.options);
   INFO(training.options << "\n" << estimate.err);
   REQUIRE(estimate.code == 0);

@@ -13,12 +13,12 @@ namespace {
 
 const std::string kNoMpirun = "PATH=/nowhere ", kShell = " -- /bin/sh -c ";
 
-std::string tiny(const std::string& more) {
+std::string small(const std::string& more) {
   static const std::string folder = make_colour_folders("launch_images", 30, 16, 16);
-  return fmt::format(
-      "--model vit_lite --data folder:{} --global-batch-size 4 --limit-batches 2 --seed 5 {}",
-      folder, more);
+  return fmt::format("--model vit_lite --data folder:{} --limit-batches 2 --seed 5 {}", folder,
+                     more);
 }
+std::string tiny(const std::string& more) { return small("--global-batch-size 4 " + more); }
 
 }  // namespace
 
@@ -123,8 +123,10 @@ TEST_CASE("hosts without mpirun meet at an address, and train as one host does")
               "3 ranks cannot be dealt out evenly to 2 hosts");
   check_error(run_weft("launch --devices 4 --nodes 2 -- true"), 1,
               "several hosts need MASTER_ADDR");
-  check_error(run_weft("launch --devices 4 --nodes 2 --node-rank 2 -- true"), 1,
-              "expected a host's number below 2, got 2");
+  check_error(run_weft("launch --devices 2 --node-rank 1 -- true"), 2,
+              "--node-rank: expected a host's number below 1, got 1; --nodes says how many");
+  check_error(run_weft("launch --devices 4 --nodes 2 --node-rank 2 -- true"), 2,
+              "--node-rank: expected a host's number below 2, got 2");
   const std::string launch = "launch --devices 4 --nodes 2 --max-restarts 2 ";
   check_error(run_weft(launch + "--min-devices 2 -- true"), 2,
               "--min-devices excludes --nodes 2: the launchers of all hosts must start again");
@@ -171,26 +173,43 @@ TEST_CASE("hosts in a file are mpirun's, for a training that starts ranks") {
 TEST_CASE("a program goes on with the ranks that are left, or that a file asks for") {
   const std::string start = kNoMpirun + "/usr/bin/timeout 60 " + weft_program() + " launch ";
   const Outcome left = run_shell(start + "--devices 4 --min-devices 2 --max-restarts 3" + kShell +
-                                 "'echo $RANK of $WORLD_SIZE; [ $RANK -lt 2 ] || kill -9 $$'");
+                                 "'echo $RANK of $WORLD_SIZE; [ $RANK -lt 2 ] || kill -9 $$; "
+                                 "echo first $WEFT_FIRST_RANKS'");
   INFO(left.err);
   CHECK(left.code == 0);
   // The first to be killed may leave no time to the other.
   CHECK_THAT(left.out, (Contains("2 of 4\n") || Contains("3 of 4\n")) && Contains("1 of 2\n"));
+  CHECK_THAT(left.out, Contains("first 4\n"));
   CHECK_THAT(left.err, Contains("on 2 ranks"));
   // An error loses nobody, whoever starts the ranks; fewer than so many are no run.
   for (const std::string& environment : {std::string(), kNoMpirun}) {
-    const Outcome error = run_shell(environment + "/usr/bin/timeout 60 " + weft_program() +
-                                    " launch --devices 2 --min-devices 1 --max-restarts 1" +
-                                    kShell + "'echo $RANK of $WORLD_SIZE; exit 3'");
+    const Outcome error =
+        run_shell(environment + "/usr/bin/timeout 60 " + weft_program() +
+                  " launch --devices 2 --min-devices 1 --max-restarts 1" + kShell +
+                  "'echo $RANK of $WORLD_SIZE, first ${WEFT_FIRST_RANKS:-none}; "
+                  "exit 3'");
     CHECK(error.code == 3);
+    CHECK_THAT(error.out, Contains(" of 2, first none\n") && Contains(" of 2, first 2\n"));
     CHECK_THAT(error.err, Contains("restart 1 of 1, on 2 ranks"));
   }
   const Outcome few = run_shell(start + "--devices 2 --min-devices 2 --max-restarts 5" + kShell +
                                 "'[ $RANK = 0 ] || kill -9 $$; exec /bin/sleep 50'");
   CHECK(few.code == 137);
   CHECK_THAT(few.err, Contains("1 are left of at least 2"));
-  check_error(run_weft("launch --devices 2 --min-devices 3 -- true"), 1, "at most 2, got 3");
+  for (const std::string& command :
+       {std::string("launch --devices 2 --max-restarts 1 --min-devices 3 -- true"),
+        "train --devices 2 --max-restarts 1 --min-devices 3 --output " + scratch("none") + " " +
+            tiny("")}) {
+    check_error(run_weft(command), 2,
+                "--min-devices: expected a number of devices, at most 2, got 3");
+  }
+  check_error(run_weft("launch --devices 2 --min-devices 1 -- true"), 2,
+              "--min-devices requires --max-restarts");
   const std::string file = scratch("devices");
+  std::ofstream(file) << "two\n";
+  check_error(
+      run_weft("launch --devices 2 --devices-file " + file + " -- true"), 2,
+      "--devices-file: " + file + ": expected a number of ranks from 1 to 65536, got \"two\"");
   std::ofstream(file) << "1\n";
   const Outcome added = run_shell(start + "--devices 1 --devices-file " + file + kShell +
                                   "'echo $RANK of $WORLD_SIZE; [ $WORLD_SIZE = 3 ] && exit 0; "
@@ -209,8 +228,52 @@ TEST_CASE("a training goes on with the ranks that are left, from its last checkp
                                       tiny("--epochs 60 --devices 2 --save-every 2"));
   INFO(outcome.err);
   CHECK(outcome.code == 0);
-  CHECK_THAT(outcome.err, Contains("restart 1 of 1, on 1 ranks"));
+  CHECK_THAT(outcome.err, Contains("restart 1 of 1, on 1 rank\n"));
   CHECK_THAT(outcome.out, Contains("{\"event\":\"done\""));
+}
+
+TEST_CASE("trap: a rank that is lost before the first checkpoint leaves the global batch") {
+  const std::string folder = make_colour_folders("many_launch_images", 300, 16, 16);
+  const std::string rule = scratch("rule.json");
+  std::ofstream(rule) << R"({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2,
+      "gradient_accumulation_steps": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}})";
+  const Outcome outcome = train_with_killed_rank(
+      fresh_scratch("lost_early"),
+      fmt::format("--max-restarts 1 --min-devices 1 --model vit_lite --data folder:{} --config {} "
+                  "--devices 3 --strategy fsdp --epochs 1 --limit-val-batches 1",
+                  folder, rule),
+      "", "; batch 6 of 3");
+  INFO(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.err, Contains("restart 1 of 1, on 2 ranks\n"));
+  CHECK_THAT(outcome.out, Contains("; batch 6 of 3\n") && Contains("; batch 6 of 2\n"));
+
+  // The ranks know it from their environment, so weft launch does as well.
+  run_train("of_three", small("--epochs 1 --global-batch-size 6"));
+  const Outcome again = run_shell(fmt::format(
+      "{0} /usr/bin/timeout 60 {1} launch --devices 1 -- /usr/bin/env WEFT_RESTART=1 "
+      "WEFT_FIRST_RANKS=3 {1} train --output {2} {3}",
+      kNoMpirun, weft_program(), fresh_scratch("of_one"), small("--epochs 1 --batch-size 2")));
+  INFO(again.err);
+  CHECK(again.code == 0);
+  CHECK(diff_weights("of_three", "of_one") == 0);
+}
+
+TEST_CASE("dp's devices are threads, under a launcher, too, and do not change in number") {
+  const std::string settings = small("--epochs 1 --batch-size 2 --devices 2 --strategy dp");
+  const std::string file = scratch("threads");
+  std::ofstream(file) << "2\n";
+  check_error(
+      run_weft("train --output " + scratch("none") + " --devices-file " + file + " " + settings), 2,
+      "--devices-file " + file + ": strategy dp has threads of one process");
+  run_train("threads", settings);
+  const Outcome launched =
+      run_shell(fmt::format("timeout 60 {0} launch --devices 1 -- {0} train --output {1} {2}",
+                            weft_program(), fresh_scratch("launched_threads"), settings));
+  INFO(launched.err);
+  CHECK(launched.code == 0);
+  CHECK_THAT(launched.out, Contains("dp on 2 threads") && Contains("; batch 4 of 2\n"));
+  CHECK(diff_weights("threads", "launched_threads") == 0);
 }
 
 TEST_CASE("a training goes on with as many of the ranks that are left as its strategy takes") {

@@ -60,17 +60,22 @@ inline double distance(const std::string& run_a, const std::string& run_b) {
 }
 
 /// Runs `weft train --output OUTPUT ARGUMENTS`, `launcher` in front of it, 90 seconds at most, and
-/// kills its rank 1 once the first checkpoint is there. Ranks are known by their environment.
+/// kills its rank 1 once the first checkpoint is there, or the text `said` on standard output.
+/// Ranks are known by their environment.
 inline Outcome train_with_killed_rank(const std::string& output, const std::string& arguments,
-                                      const std::string& launcher = "") {
+                                      const std::string& launcher = "",
+                                      const std::string& said = "") {
+  const std::string is_ready = said.empty()
+                                   ? fmt::format("[ -e {}/latest ]", output)
+                                   : fmt::format("grep -q '{}' {}", said, scratch("stdout.txt"));
   return run_shell(
       fmt::format("WEFT_DIST_TIMEOUT=5 timeout 90 {3} {0} train --output {1} {2} & run=$!; "
-                  "for i in $(seq 400); do [ -e {1}/latest ] && break; sleep 0.05; done; "
+                  "for i in $(seq 400); do {4} && break; sleep 0.05; done; "
                   "victim=$(pgrep -f -- '--output {1}' | while read p; do "
                   "grep -qzE '^(OMPI_COMM_WORLD_RANK|PMI_RANK|RANK)=1$' /proc/$p/environ "
                   "2>/dev/null && echo $p; done | head -1); "
                   "kill -9 $victim; wait $run",
-                  weft_program(), output, arguments, launcher));
+                  weft_program(), output, arguments, launcher, is_ready));
 }
 
 inline void write_bytes(const std::string& path, const std::vector<uint8_t>& bytes) {

@@ -148,15 +148,23 @@ void read_deepspeed_config(io::Section section, ConfigFile& file) {
   section.finish();
 }
 
-/// Ranks by the dimensions of a mesh, of which Weft has those of its strategies.
-void read_parallelism(io::Section& all, const char* key) {
+/// Ranks by the dimensions of a mesh, of which Weft has those of its strategies: one of shards
+/// alone is fsdp's.
+void read_parallelism(io::Section& all, const char* key, const ConfigFile& file) {
   const nlohmann::json* const sizes = all.value(key);
   all.known({key});
   if (!sizes || sizes->empty()) return;
-  const bool is_one = sizes->is_object() && std::ranges::all_of(*sizes, [](const auto& size) {
-                        return !size.is_number() || size == 1;
-                      });
-  if (!is_one) all.fail(key, "sizes of 1: --strategy and --tensor-parallel shape the mesh here");
+  bool fits = sizes->is_object();
+  for (const auto& [name, size] : sizes->items()) {
+    const bool is_of_fsdp = name.ends_with("dp_shard_size") &&
+                            file.settings.value("strategy", "") == "fsdp" &&
+                            size == file.settings.value("devices", nlohmann::json());
+    fits = fits && (!size.is_number() || size == 1 || is_of_fsdp);
+  }
+  if (fits) return;
+  all.fail(key,
+           "sizes of 1, but under FSDP's FULL_SHARD or SHARD_GRAD_OP a dp_shard_size of "
+           "num_processes: --strategy and --tensor-parallel shape the mesh here");
 }
 
 void read_launcher(io::Section& all, ConfigFile& file) {
@@ -215,8 +223,14 @@ std::vector<std::string> read_accelerate(const nlohmann::json& values, ConfigFil
   all.known({"fp16"});
   io::Section fp8 = all.section("fp8_config");
   const auto level = fp8.choice("opt_level", {"O1", "O2", "O3"});
-  const bool is_msamp = fp8.choice("backend", {"MSAMP", "TE", "AO"}).value_or("MSAMP") == "MSAMP";
-  if (is_msamp) file.set("fp8_level", level, fp8.path_of("opt_level"));
+  const auto backend = fp8.choice("backend", {"MSAMP", "TE", "AO"});
+  const bool is_msamp = backend.value_or("MSAMP") == "MSAMP";
+  const bool is_fp8 = file.settings.value("precision", "") == "fp8";
+  if (is_msamp && level) {
+    file.set("fp8_level", *level, fp8.path_of("opt_level"));
+  } else if (is_msamp && backend && is_fp8 && !file.settings.contains("fp8_level")) {
+    file.set("fp8_level", "O2", fp8.path_of("backend"));  // Accelerate's own
+  }
   if (!is_msamp) ignore(file, fp8.known({"opt_level"}), "it is MSAMP's");
   ignore(file,
          fp8.known({"margin", "interval", "fp8_format", "amax_history_length", "amax_history_len",
@@ -236,7 +250,7 @@ std::vector<std::string> read_accelerate(const nlohmann::json& values, ConfigFil
     file.batch.accumulation = file.settings.value("accumulate", file.batch.accumulation);
   }
   read_launcher(all, file);
-  for (const char* key : {"tp_config", "parallelism_config"}) read_parallelism(all, key);
+  for (const char* key : {"tp_config", "parallelism_config"}) read_parallelism(all, key, file);
   all.known({"debug"});
   for (const char* key : {"tpu_use_cluster", "tpu_use_sudo"}) {
     if (all.boolean(key).value_or(false)) all.fail(key, "false: there are no TPUs here");

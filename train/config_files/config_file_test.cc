@@ -158,6 +158,10 @@ TEST_CASE("our own names, in YAML and JSON") {
   }
   CHECK(read("empty.yaml", "").settings.empty());
   CHECK(read("empty.json", "{}").settings.empty());
+  CHECK(read("marked.yaml", "---\nepochs: 2\n---\n# nothing more\n").settings ==
+        json{{"epochs", 2}});
+  // By YAML 1.2 a zero in front makes no octal number.
+  CHECK(read("zero.yaml", "batch-size: 064").settings == json{{"batch_size", 64}});
   // Where a run happens is no setting of it.
   const ConfigFile place = read("place.yaml", "device: cuda:1\nhosts: nodes.txt\nepochs: 2");
   CHECK(place.dialect == "weft");
@@ -254,6 +258,38 @@ TEST_CASE("a DeepSpeed file: batch rule, optimizer, scheduler, precision, ZeRO")
   CHECK(outer.settings.at("strategy") == "zero3");
   CHECK(outer.settings.at("lr") == 0.0003);
   CHECK(outer.batch.total == 256);
+}
+
+TEST_CASE("what a DeepSpeed file says of the loss scale holds where fp16 is auto, too") {
+  const auto said = [](const ConfigFile& file) {
+    json found = json::object();
+    for (const auto& [key, value] : file.settings.items()) {
+      if (key == "precision" || key.find("loss_scale") != key.npos) found[key] = value;
+    }
+    return found;
+  };
+  const std::string keys = R"("loss_scale": 0, "loss_scale_window": 123, "initial_scale_power": 8,
+      "hysteresis": 4, "min_loss_scale": 2})";
+  json expected = {{"initial_loss_scale", 256.0},
+                   {"loss_scale_window", 123},
+                   {"loss_scale_hysteresis", 4},
+                   {"min_loss_scale", 2.0}};
+  const ConfigFile open = read("auto.json", R"({"fp16": {"enabled": "auto", )" + keys + "}");
+  CHECK(said(open) == expected);
+  CHECK(open.keys.at("loss_scale_window") == "fp16.loss_scale_window");
+  CHECK(said(read("off.json", R"({"fp16": {"enabled": false, )" + keys + "}")) ==
+        json{{"precision", "fp32"}});
+  expected["precision"] = "fp16";
+  CHECK(said(read("on.json", R"({"fp16": {"enabled": true, )" + keys + "}")) == expected);
+  CHECK(said(read("outer.yaml",
+                  "distributed_type: DEEPSPEED\nmixed_precision: fp16\ndeepspeed_config:\n"
+                  "  deepspeed_config_file: auto.json\n")) == expected);
+  // DeepSpeed's own, which are not the recipe's.
+  CHECK(said(read("bare.json", R"({"fp16": {"enabled": "auto"}})")) ==
+        json{{"initial_loss_scale", 65536.0},
+             {"loss_scale_window", 1000},
+             {"loss_scale_hysteresis", 2},
+             {"min_loss_scale", 1}});
 }
 
 TEST_CASE("a run's schedule is DeepSpeed's, step by step, and its configuration carries it") {
@@ -485,6 +521,22 @@ downcast_bf16: true
   CHECK(all.notes.size() == 4);
   CHECK(read("k.yaml", accelerate + "parallelism_config: {parallelism_config_tp_size: 1}")
             .notes.empty());
+  // FSDP 2 says so once more how many there are.
+  const std::string fsdp = "distributed_type: FSDP\nnum_processes: 4\n";
+  const std::string mesh = "parallelism_config: {parallelism_config_dp_shard_size: ";
+  const ConfigFile sharded = read("k.yaml", fsdp + mesh + "4, parallelism_config_tp_size: 1}");
+  CHECK(sharded.settings == json{{"strategy", "fsdp"}, {"devices", 4}});
+  CHECK(sharded.notes.empty());
+  for (const std::string& text :
+       {fsdp + mesh + "2}", fsdp + mesh + "4, parallelism_config_dp_replicate_size: 2}",
+        "distributed_type: FSDP\n" + mesh + "4}",
+        "distributed_type: MULTI_GPU\nnum_processes: 4\n" + mesh + "4}",
+        fsdp + "fsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n" + mesh + "4}"}) {
+    INFO(text);
+    CHECK_THROWS_WITH(read("k.yaml", text),
+                      Contains("k.yaml: key \"parallelism_config\": expected sizes of 1, but under "
+                               "FSDP's FULL_SHARD or SHARD_GRAD_OP a dp_shard_size"));
+  }
   for (const auto& [line, message] : std::vector<std::pair<std::string, std::string>>{
            {"parallelism_config: {parallelism_config_tp_size: 2}", "parallelism_config"},
            {"deepspeed_config: {offload_param_nvme_path: /nvme}", "nothing is offloaded to NVMe"},
@@ -578,6 +630,15 @@ TEST_CASE("MS-AMP's levels, in Accelerate's words and in DeepSpeed's") {
   };
   const std::string accelerate = "distributed_type: MULTI_GPU\nmixed_precision: fp8\nfp8_config:\n";
   CHECK(of_fp8(read("a.yaml", accelerate + "  backend: MSAMP\n  opt_level: O2\n")) == fp8);
+  // Accelerate's own, where its backend is named and fp8 is asked for.
+  const ConfigFile unsaid = read("a.yaml", accelerate + "  backend: MSAMP\n");
+  CHECK(of_fp8(unsaid) == fp8);
+  CHECK(unsaid.keys.at("fp8_level") == "fp8_config.backend");
+  CHECK(of_fp8(read("a.yaml", accelerate + "  margin: 0\n")) == json{{"precision", "fp8"}});
+  CHECK(of_fp8(read("a.yaml", accelerate + "  backend: AO\n")) == json{{"precision", "fp8"}});
+  CHECK(of_fp8(read("a.yaml",
+                    "distributed_type: MULTI_GPU\nmixed_precision: bf16\nfp8_config:\n"
+                    "  backend: MSAMP\n")) == json{{"precision", "bf16"}});
   const ConfigFile other =
       read("te.yaml", accelerate + "  backend: TE\n  opt_level: O2\n  margin: 0\n");
   CHECK(of_fp8(other) == json{{"precision", "fp8"}});
@@ -622,6 +683,8 @@ TEST_CASE("what is wrong is named: file, key, value, what was expected") {
       {"a.yaml", "epochs: 1\nepochs: 2", "line 2: the key \"epochs\" is there twice"},
       {"a.yaml", "batch-size: 1\nbatch_size: 2", "is there twice"},
       {"a.yaml", "lr: [1", "line 1: expected YAML"},
+      {"a.yaml", "epochs: 1\n---\nepochs: 2", "line 3: expected one YAML document, got another"},
+      {"a.yaml", "---\n---\nepochs: 2", "line 3: expected one YAML document, got another"},
       {"a.yaml", "- 1", "expected keys with values, got [1]"},
       {"a.json", "{\"lr\": 1,\n", "line 2: expected JSON"},
       {"a.json", "{\"lr\": 1,\n\"lr\": 2}", "the key \"lr\" is there twice"},

@@ -157,7 +157,8 @@ void read_precision(io::Section fp16, io::Section bf16, ConfigFile& file) {
     }
     section->finish();
   }
-  if (!is_fp16) return;
+  // Whether "auto" comes to fp16 is said elsewhere: these are of fp16 alone.
+  if (!is_fp16 && !fp16.is_auto("enabled")) return;
   const auto set = [&](const char* key, const nlohmann::json& value, const char* its) {
     file.set(key, value, fp16.path_of(its));
   };

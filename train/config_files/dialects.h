@@ -11,7 +11,7 @@
 namespace weft::train {
 
 /// A YAML document of at most 1 MiB, by the core schema of YAML 1.2, as JSON. Throws Error naming
-/// file and line.
+/// file and line, also of a second document.
 nlohmann::json parse_yaml(const std::string& file, std::string_view text);
 /// The contents of a file, YAML or JSON. Throws Error as above.
 nlohmann::json parse_values(const std::string& path);

@@ -2,6 +2,8 @@
 
 #include <charconv>
 #include <cmath>
+#include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "io/quote.h"
@@ -88,7 +90,12 @@ nlohmann::json parse_yaml(const std::string& file, std::string_view text) {
   WEFT_CHECK(text.size() <= kMostBytes, "{}: {} bytes of YAML, at most {} are read", file,
              text.size(), kMostBytes);
   try {
-    return Converter(file).convert(YAML::Load(std::string(text)));
+    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
+    for (size_t i = 1; i < documents.size(); ++i) {
+      WEFT_CHECK(documents[i].IsNull(), "{}: line {}: expected one YAML document, got another",
+                 file, documents[i].Mark().line + 1);
+    }
+    return documents.empty() ? nullptr : Converter(file).convert(documents[0]);
   } catch (const YAML::Exception& error) {
     WEFT_FAIL("{}: line {}: expected YAML: {}", file, error.mark.line + 1, error.msg);
   }

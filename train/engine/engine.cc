@@ -10,6 +10,7 @@
 #include "optim/deepspeed_schedule.h"
 #include "train/optimization.h"
 #include "train/runs/run_options.h"
+#include "train/sharded_state.h"
 
 namespace weft::train {
 namespace {
@@ -62,8 +63,12 @@ Engine::Engine(nn::Module& model, const nn::ModelStructure& structure, const Con
 Engine::~Engine() = default;
 
 Tensor Engine::operator()(const Tensor& x) {
-  if (!local_ && model_.is_training()) {
-    local_ = fabric_->no_backward_sync(model_, !is_gradient_accumulation_boundary());
+  // A guard points to nothing: whether there is one shows in its owners. One that an earlier
+  // forward pass of the micro-batch has taken stays, unless the boundary has been set by hand
+  // since.
+  const bool is_local = local_.use_count() > 0, will_be = !is_gradient_accumulation_boundary();
+  if (model_.is_training() && is_local != will_be) {
+    local_ = fabric_->no_backward_sync(model_, will_be);
   }
   return fabric_->forward(model_, x);
 }
@@ -143,19 +148,19 @@ void Engine::save_checkpoint(const std::string& directory, EngineCheckpoint chec
   const std::string tag =
       checkpoint.tag.empty() ? fmt::format("global_step{}", global_steps_) : checkpoint.tag;
   const std::string path = state_path(directory, tag);
-  if (fabric_->is_main()) io::make_directories(io::Path(path).parent_path());
-  fabric_->barrier();
+  on_rank_0([&] { io::make_directories(io::Path(path).parent_path()); }, fabric_->world());
   nlohmann::json engine = {{"micro_steps", micro_steps_},
                            {"global_steps", global_steps_},
                            {"skipped_steps", skipped_steps_},
                            {"global_samples", global_samples_}};
   NamedTensors fp8 = fabric_->fp8().state_dict(model_.named_parameters());
   fabric_->save(path, states(engine, checkpoint.client_state, fp8));
-  if (checkpoint.save_latest && fabric_->is_main()) {
+  const auto save_latest = [&] {
+    if (!checkpoint.save_latest) return;
     io::write_file_atomically(io::Path(directory) / kLatest,
                               [&](io::FileWriter& file) { file.write(tag + "\n"); });
-  }
-  fabric_->barrier();
+  };
+  on_rank_0(save_latest, fabric_->world());
 }
 
 std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& directory,

@@ -80,7 +80,7 @@ struct GlobalBatch {
     options.ranks = ranks;
     options.rank = rank;
     options.workers = std::max(1, num_threads());
-    options.watch = std::make_shared<data::LoaderWatch>();  // it is shared out already
+    options.watch = std::make_shared<data::WatchedLoaders>();  // it is shared out already
     return options;
   }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "dist/plan/model_layout.h"
+#include "dist/strategy/aliases.h"
 #include "dist/strategy/strategy_kind.h"
 #include "io/json_field.h"
 #include "models/gpt_names.h"
@@ -56,6 +57,27 @@ FabricOptions fabric_options(const Config& config, Device device) {
           .state_dict_type = config.state_dict_type};
 }
 
+Config on_other_devices(Config config, int64_t devices, const dist::StrategyOptions& asked) {
+  const int64_t batch = global_batch_of(config);
+  dist::StrategyOptions& strategy = config.strategy;
+  bool changes = asked.tensor_parallel > 0 || asked.pipeline_stages > 0;
+  if (devices > 0) changes |= std::exchange(config.devices, devices) != devices;
+  if (!asked.name.empty()) {
+    const std::string before = dist::strategy_of(strategy, static_cast<int>(config.devices)).name;
+    if (dist::named_here(asked).name != before) {
+      changes = true;
+      strategy = {};  // without the settings of the strategy before
+    }
+    strategy.name = asked.name;
+    strategy = dist::named_here(strategy);
+  }
+  if (asked.tensor_parallel > 0) strategy.tensor_parallel = asked.tensor_parallel;
+  if (asked.pipeline_stages > 0) strategy.pipeline_stages = asked.pipeline_stages;
+  if (changes) config.global_batch_size = batch;
+  validate(config);
+  return config;
+}
+
 Config resumed_config(const RunOptions& options) {
   const io::Path step = find_checkpoint(options.resume);
   const Checkpoint checkpoint = load_checkpoint(step, CheckpointParts::kState);
@@ -68,23 +90,7 @@ Config resumed_config(const RunOptions& options) {
   } catch (const Error& error) {
     WEFT_FAIL("{}: {}", step.string(), error.what());
   }
-  const int64_t batch = config.batch_size * sharing_of(config).data_devices();
-  dist::StrategyOptions& strategy = config.strategy;
-  const dist::StrategyOptions& other = options.strategy;
-  bool changes = other.tensor_parallel > 0 || other.pipeline_stages > 0;
-  if (options.devices > 0)
-    changes |= std::exchange(config.devices, options.devices) != options.devices;
-  const auto devices = static_cast<int>(config.devices);
-  if (!other.name.empty() && other.name != dist::strategy_of(strategy, devices).name) {
-    changes = true;
-    // Without the settings of the strategy before.
-    strategy = {.name = other.name};
-  }
-  if (other.tensor_parallel > 0) strategy.tensor_parallel = other.tensor_parallel;
-  if (other.pipeline_stages > 0) strategy.pipeline_stages = other.pipeline_stages;
-  if (changes && config.global_batch_size == 0) config.global_batch_size = batch;
-  validate(config);
-  return config;
+  return on_other_devices(std::move(config), options.devices, options.strategy);
 }
 
 void check_model_is_shared(const Config& config) {

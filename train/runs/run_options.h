@@ -43,8 +43,13 @@ struct RunResult {
   int exit_code() const { return interrupted ? 130 : 0; }
 };
 
-/// The configuration of the run in options.resume, with the options' devices and strategy. The
-/// global batch stays as large as it was.
+/// The same run on so many devices, 0: as many as before, under another strategy where one is
+/// named, by any of its names (dist/strategy/aliases.h). The global batch stays as large as it was.
+/// Throws Error where it cannot be.
+Config on_other_devices(Config config, int64_t devices,
+                        const dist::StrategyOptions& asked = {.name = ""});
+
+/// The configuration of the run in options.resume, with the options' devices and strategy.
 Config resumed_config(const RunOptions& options);
 
 /// Throws Error naming what of the model cannot be shared out by tensor parallelism or a pipeline:

@@ -6,8 +6,14 @@ namespace {
 class ImageBatches : public RankBatches {
  public:
   ImageBatches(data::Loader& loader, const Fabric& fabric) : loader_(loader) {
-    // One that a Fabric has set up already is shared out.
-    if (!loader.options().watch) fabric.setup_dataloader(loader);
+    data::LoaderOptions options = loader.options();
+    if (!options.watch) {
+      fabric.setup_dataloader(loader);
+    } else if (options.watch != fabric.watch()) {
+      // It is shared out already, by an earlier Trainer's Fabric or by the caller.
+      options.watch = fabric.watch();
+      loader.set_options(std::move(options));
+    }
   }
 
   int64_t per_epoch() const override { return loader_.batches(); }

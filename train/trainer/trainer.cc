@@ -102,6 +102,11 @@ void Trainer::launch_alone() {
   if (!is_launched_) launch(nullptr);
 }
 
+void Trainer::check_idle(const TrainingModule& module) const {
+  WEFT_CHECK(!module.trainer_ || module.trainer_ == this,
+             "trainer: another Trainer is at work on the module; expected that it has ended");
+}
+
 void Trainer::seed_everything(uint64_t seed) {
   launch_alone();
   fabric_.seed_everything(seed);
@@ -113,6 +118,7 @@ void Trainer::fit_module(TrainingModule& module, const nn::ModelStructure& struc
                          const BatchSource& train, const std::optional<BatchSource>& validation,
                          const std::string& checkpoint) {
   WEFT_CHECK(!module_, "trainer: fit() was called already; another fit needs another Trainer");
+  check_idle(module);
   launch_alone();
   module_ = &module;
   const ScopedValue at_work(module.trainer_, this);
@@ -132,12 +138,15 @@ void Trainer::fit_module(TrainingModule& module, const nn::ModelStructure& struc
   is_save_point_ = true;
 }
 
-/// `structure`: of module.model().
+/// `structure`: of module.model(). What another Fabric has set up, of another Trainer that is idle,
+/// is taken over.
 void Trainer::set_up(TrainingModule& module, const nn::ModelStructure& structure) {
   const NamedModels models = module.models();
   WEFT_CHECK(!models.empty(), "trainer: models() named none");
   for (const auto& [name, model] : models) {
-    if (model->has_route()) continue;
+    Fabric* const owner = Fabric::of(*model);
+    if (owner == &fabric_) continue;
+    if (owner) owner->release(*model);
     fabric_.setup_model(*model, model == &module.model() ? structure : structure_of(*model));
   }
 }

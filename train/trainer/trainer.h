@@ -125,9 +125,12 @@ class Trainer {
   /// Trains the module, which cannot be called any more when the Trainer is gone. With a
   /// `checkpoint`, a file that save_checkpoint() has written, continues exactly from there: on as
   /// many devices the parameters, the optimizer, the random numbers, the figures and the callbacks
-  /// go on with the same bits, wherever in an epoch it was saved. Once for each Trainer. Throws
-  /// what steps and callbacks throw, and Error for what cannot work before the first step: a
-  /// checkpoint of another module, a directory that cannot be written.
+  /// go on with the same bits, wherever in an epoch it was saved. Once for each Trainer: another
+  /// one takes the module over, and so do validate(), test() and predict() of another, by
+  /// Fabric::release() where the first is there still. Throws what steps and callbacks throw, and
+  /// Error for what cannot work before the first step: a checkpoint of another module, a directory
+  /// that cannot be written, a module that another Trainer is at work on, or that its strategy has
+  /// cut.
   template <std::derived_from<TrainingModule> Module>
   void fit(Module& module, const BatchSource& train,
            const std::optional<BatchSource>& validation = {}, const std::string& checkpoint = {}) {
@@ -250,6 +253,7 @@ class Trainer {
   Tensors predict_module(TrainingModule& module, const nn::ModelStructure& structure,
                          const BatchSource& source, const std::string& checkpoint);
   void launch_alone();
+  void check_idle(const TrainingModule& module) const;
   template <class Hook, class... Arguments>
   void call(Hook hook, Arguments&&... arguments) {
     call_hook(options_.callbacks, hook, std::forward<Arguments>(arguments)...);

@@ -84,6 +84,7 @@ template <class Measure>
 auto Trainer::with_module(TrainingModule& module, const nn::ModelStructure& structure,
                           const BatchSource& source, const std::string& checkpoint,
                           const Limit& limit, const char* option, const Measure& measure) {
+  check_idle(module);
   launch_alone();
   const ScopedValue at_work(module.trainer_, this);
   set_up(module, structure);

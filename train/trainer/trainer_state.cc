@@ -14,6 +14,7 @@
 #include "autograd/random.h"
 #include "io/json_field.h"
 #include "train/exact_text.h"
+#include "train/sharded_state.h"
 #include "train/trainer/trainer.h"
 
 namespace weft::train {
@@ -178,9 +179,10 @@ void Trainer::async_save_checkpoint(const std::string& path, const std::function
   WEFT_CHECK(!parts_.empty() && is_save_point_,
              "save_checkpoint: call it in on_save_point or after fit(): elsewhere a step is under "
              "way, which could not go on exactly");
-  if (fabric_.is_main() && io::Path(path).has_parent_path()) {
-    io::make_directories(io::Path(path).parent_path());
-  }
+  const auto make_directories = [&] {
+    if (io::Path(path).has_parent_path()) io::make_directories(io::Path(path).parent_path());
+  };
+  on_rank_0(make_directories, fabric_.world());
   call(&Callback::on_save_start, *this, *module_);
   try {
     save_states(path, then);

@@ -597,6 +597,76 @@ TEST_CASE("steps around a model of another class train and save that model") {
   CHECK(weights[0] == weights[1]);
 }
 
+TEST_CASE("trap: one Trainer after another fits a module, whether the first lives or not") {
+  data::TensorLoader train(line(16), {.batch_size = 4});
+  const auto epochs = [](int64_t count) { return quiet({.max_epochs = count}); };
+  const auto all_of = [](const nn::Module& module) {
+    std::vector<double> all;
+    for (const auto& [name, tensor] : module.state_dict()) {
+      for (const double v : tensor.to_vector()) all.push_back(v);
+    }
+    return all;
+  };
+  Trainer whole(epochs(3));
+  whole.seed_everything(1);
+  Regression straight;
+  whole.fit(straight, train);
+
+  Trainer first(epochs(1)), third(epochs(1));
+  first.seed_everything(1);
+  Regression model;
+  first.fit(model, train);
+  Trainer(epochs(1)).fit(model, train);
+  CHECK(all_of(model).size() == 4);
+  third.fit(model, train);
+  CHECK(all_of(model) == all_of(straight));
+  const NamedValues values = third.validate(model, train);
+  CHECK(first.validate(model, train) == values);
+  CHECK(first.predict(model, train).size() == 4);
+  CHECK(all_of(model) == all_of(straight));
+
+  // Not while another one is at work.
+  struct Meddler : Callback {
+    Meddler(Trainer& other, data::TensorLoader& loader) : other(other), loader(loader) {}
+    void on_train_epoch_start(Trainer&, TrainingModule& module) override {
+      CHECK_THROWS_WITH(other.predict(module, loader),
+                        Contains("another Trainer is at work on the module"));
+      CHECK_THROWS_WITH(other.fit(module, loader),
+                        Contains("another Trainer is at work on the module"));
+    }
+    Trainer& other;
+    data::TensorLoader& loader;
+  };
+  Trainer idle(epochs(1));
+  TrainerOptions options = epochs(1);
+  options.callbacks = {std::make_shared<Meddler>(idle, train)};
+  Trainer(options).fit(model, train);
+  CHECK_NOTHROW(idle.fit(model, train));
+
+  for (const std::string strategy : {"ddp", "fsdp"}) {
+    INFO(strategy);
+    dist::run_ranks(2, [&](dist::Communicator& c) {
+      TrainerOptions two = epochs(1);
+      two.fabric = {.devices = 2, .strategy = {.name = strategy}};
+      Trainer before(two), after(two);
+      before.launch(borrowed(c));
+      after.launch(borrowed(c));
+      before.seed_everything(1);
+      Regression module;
+      data::TensorLoader loader(line(16), {.batch_size = 4});
+      before.fit(module, loader);
+      std::string message;
+      try {
+        after.fit(module, loader);
+      } catch (const Error& error) {
+        message = error.what();
+      }
+      const bool is_told = message.find("strategy fsdp does not leave it whole") != message.npos;
+      WEFT_CHECK(strategy == "ddp" ? message.empty() : is_told, "\"{}\"", message);
+    });
+  }
+}
+
 TEST_CASE("what cannot work is said by name") {
   const auto refused = [](const TrainerOptions& options, const std::string& part) {
     CHECK_THROWS_WITH(Trainer(options), Contains(part));

@@ -146,13 +146,39 @@ std::vector<std::string> mpirun_command(const LaunchOptions& options) {
 
 namespace {
 
+constexpr int kMostInFile = 1 << 16;  // as of --devices
+
+/// A file's beginning, without the space around it.
+std::string beginning_of(const std::string& path) {
+  constexpr const char* kSpace = " \t\r\n";
+  char text[64] = {};
+  std::ifstream(path).read(text, sizeof(text) - 1);
+  const std::string_view all = text;
+  const size_t begin = std::min(all.find_first_not_of(kSpace), all.size());
+  return std::string(all.substr(begin, all.find_last_not_of(kSpace) + 1 - begin));
+}
+
+/// 0 for a text that is no number of ranks.
+int ranks_in(const std::string& text) {
+  int ranks = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, ranks);
+  return error == std::errc() && rest == end && ranks > 0 && ranks <= kMostInFile ? ranks : 0;
+}
+
+std::string fault_of_ranks(const std::string& path, const std::string& text) {
+  return fmt::format("{}: expected a number of ranks from 1 to {}, got {}", path, kMostInFile,
+                     io::quote(text));
+}
+
 /// A file that holds a number of ranks, looked at while the ranks run.
 class RanksFile {
  public:
-  explicit RanksFile(const std::string& path) : path_(path), text_(read()), ranks_(number(text_)) {
+  explicit RanksFile(const std::string& path)
+      : path_(path), text_(beginning_of(path)), ranks_(ranks_in(text_)) {
     is_outdated = false;
     if (path.empty()) return;
-    WEFT_CHECK(ranks_ > 0, "{}", fault());
+    WEFT_CHECK(ranks_ > 0, "{}", fault_of_ranks(path_, text_));
     thread_ = std::thread([this] { watch(); });
   }
   ~RanksFile() {
@@ -169,37 +195,18 @@ class RanksFile {
 
  private:
   static constexpr std::chrono::milliseconds kInterval{200};
-  static constexpr int kMost = 1 << 16;  // as of --devices
-  static constexpr const char* kSpace = " \t\r\n";
 
-  /// Its beginning, without the space around it.
-  std::string read() const {
-    char text[64] = {};
-    std::ifstream(path_).read(text, sizeof(text) - 1);
-    const std::string_view all = text;
-    const size_t begin = std::min(all.find_first_not_of(kSpace), all.size());
-    return std::string(all.substr(begin, all.find_last_not_of(kSpace) + 1 - begin));
-  }
-  /// 0 for a text that is none.
-  static int number(const std::string& text) {
-    int ranks = 0;
-    const char* const end = text.data() + text.size();
-    const auto [rest, error] = std::from_chars(text.data(), end, ranks);
-    return error == std::errc() && rest == end && ranks > 0 && ranks <= kMost ? ranks : 0;
-  }
-  std::string fault() const {
-    return fmt::format("{}: expected a number of ranks from 1 to {}, got {}", path_, kMost,
-                       io::quote(text_));
-  }
   void watch() {
     for (std::string before = text_; !ends_;) {
       std::this_thread::sleep_for(kInterval);
-      std::string text = read();
+      std::string text = beginning_of(path_);
       const bool is_whole = std::exchange(before, text) == text;  // else it may be being written
       if (!is_whole || text == text_) continue;
       text_ = std::move(text);
-      const int ranks = number(text_);
-      if (ranks == 0) fmt::print(stderr, "weft: {}; the run goes on as it is\n", fault());
+      const int ranks = ranks_in(text_);
+      if (ranks == 0) {
+        fmt::print(stderr, "weft: {}; the run goes on as it is\n", fault_of_ranks(path_, text_));
+      }
       if (ranks == 0 || ranks == ranks_) continue;
       ranks_ = ranks;
       is_outdated = true;
@@ -266,7 +273,8 @@ MeetingPoint meeting_of_hosts(int restarts) {
 /// Whether a rank was ended by a signal that nobody here has sent, as mpirun's exit code tells.
 bool is_lost(int code) { return code > 128 && code <= 128 + SIGRTMAX && code != 128 + SIGTERM; }
 
-Ended start(const LaunchOptions& options, const std::vector<std::string>& program, int restarts) {
+Ended start(const LaunchOptions& options, const std::vector<std::string>& program, int restarts,
+            int first_ranks) {
   // Other hosts are mpirun's: what is missing is its error.
   const bool is_local =
       options.hosts > 1 || (options.hostfile.empty() && options.extra.empty() && !has_mpirun());
@@ -278,13 +286,17 @@ Ended start(const LaunchOptions& options, const std::vector<std::string>& progra
                       .hosts = options.hosts,
                       .host = options.host,
                       .meeting = options.hosts > 1 ? meeting_of_hosts(restarts) : meeting_point(),
-                      .restarts = restarts},
+                      .restarts = restarts,
+                      .first_ranks = first_ranks},
                      program);
   }
   std::vector<std::string> words = mpirun_command(options);
   const std::string host = first_host(options.hostfile);
   if (restarts > 0 || !options.as_rank.empty()) words.emplace_back("env");
-  if (restarts > 0) words.push_back(fmt::format("{}={}", kRestartVariable, restarts));
+  if (restarts > 0) {
+    words.insert(words.end(), {fmt::format("{}={}", kRestartVariable, restarts),
+                               fmt::format("{}={}", kFirstRanksVariable, first_ranks)});
+  }
   if (!options.as_rank.empty()) {
     const MeetingPoint meeting = meeting_point({.address = host});
     words.insert(words.end(),
@@ -292,9 +304,14 @@ Ended start(const LaunchOptions& options, const std::vector<std::string>& progra
     words.insert(words.end(), options.as_rank.begin(), options.as_rank.end());
   }
   words.insert(words.end(), program.begin(), program.end());
-  const int code = run(words);
+  int code = run(words);
+  // An mpirun that is told to end says 1 of its own.
+  if (is_stopping && options.stop_signal == SIGTERM && code != 0) code = 128 + SIGTERM;
   return {code, is_lost(code)};
 }
+
+/// "1 rank", "2 ranks"
+std::string counted(int ranks) { return fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s"); }
 
 /// How a run is started.
 struct Start {
@@ -314,7 +331,7 @@ Start start_on(const std::vector<int>& numbers, const RestartCommand& command) {
       if (reason.empty()) reason = fmt::format(": {}", error.what());
     }
   }
-  WEFT_FAIL("on {} ranks{}{}", numbers[0], numbers.size() > 1 ? " or fewer" : "", reason);
+  WEFT_FAIL("on {}{}{}", counted(numbers[0]), numbers.size() > 1 ? " or fewer" : "", reason);
 }
 
 /// most, most - 1, ..., least
@@ -325,6 +342,11 @@ std::vector<int> down(int most, int least) {
 }
 
 }  // namespace
+
+void check_ranks_file(const std::string& path) {
+  const std::string text = beginning_of(path);
+  WEFT_CHECK(ranks_in(text) > 0, "{}", fault_of_ranks(path, text));
+}
 
 int launch(const LaunchOptions& asked, const std::vector<std::string>& command,
            const RestartCommand& restart_command) {
@@ -345,7 +367,7 @@ int launch(const LaunchOptions& asked, const std::vector<std::string>& command,
     int left = options.ranks, restarts = 0;
     for (int starts = 0;; ++starts) {
       options.ranks = next.ranks;
-      ended = start(options, next.command, starts);
+      ended = start(options, next.command, starts, asked.ranks);
       if (ended.code == 0 || is_stopping) break;
       try {
         if (wanted.take_change(left)) {
@@ -353,8 +375,8 @@ int launch(const LaunchOptions& asked, const std::vector<std::string>& command,
           numbers.push_back(options.ranks);
           next = start_on(numbers, again);
           const bool is_as_asked = next.ranks == left;
-          fmt::print(stderr, "weft: {} says {}: going on with {} ranks{}\n", options.ranks_file,
-                     left, is_as_asked ? "so many" : std::to_string(next.ranks), next.reason);
+          fmt::print(stderr, "weft: {} says {}: going on with {}{}\n", options.ranks_file, left,
+                     is_as_asked ? "so many ranks" : counted(next.ranks), next.reason);
           left = std::max(left, next.ranks);
           continue;
         }
@@ -374,7 +396,7 @@ int launch(const LaunchOptions& asked, const std::vector<std::string>& command,
         ++restarts;
         fmt::print(stderr, "weft: a rank failed (exit code {}); restart {} of {}{}\n", ended.code,
                    restarts, options.max_restarts,
-                   may_shrink ? fmt::format(", on {} ranks{}", next.ranks, next.reason) : "");
+                   may_shrink ? fmt::format(", on {}{}", counted(next.ranks), next.reason) : "");
       } catch (const Error& error) {
         fmt::print(stderr,
                    "weft: the ranks ended with exit code {} and cannot be started again {}\n",

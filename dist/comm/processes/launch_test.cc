@@ -2,9 +2,11 @@
 #include "dist/comm/processes/launch.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -57,6 +59,19 @@ TEST_CASE("an error leaves this process's signals as they were") {
   ::sigaction(SIGINT, nullptr, &after);
   CHECK(after.sa_handler == SIG_IGN);
   ::signal(SIGINT, SIG_DFL);
+}
+
+TEST_CASE("ranks that end because this process was asked to stop are an interruption, 130") {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    INFO("signal " << signal);
+    ::signal(signal, SIG_DFL);  // under nohup one is ignored
+    std::thread asks([signal] {
+      std::this_thread::sleep_for(std::chrono::seconds(2));  // mpirun takes one to begin
+      ::kill(::getpid(), signal);
+    });
+    CHECK(launch({.ranks = 2}, shell("exec /bin/sleep 20")) == 130);
+    asks.join();
+  }
 }
 
 TEST_CASE("a number of ranks that changes while none run counts for those that are started next") {
@@ -182,8 +197,12 @@ TEST_CASE("what is no number of ranks in a file is told once, and the run goes o
     all += "weft: " + expected(got) + "; the run goes on as it is\n";
   }
   CHECK(told == all);
+  CHECK_THROWS_WITH(check_ranks_file(file), expected(""));
   std::ofstream(file) << "two";
+  CHECK_THROWS_WITH(check_ranks_file(file), expected("two"));
   CHECK_THROWS_WITH(launch({.ranks = 1, .ranks_file = file}, {"/bin/true"}), expected("two"));
+  std::ofstream(file) << " 2\n";
+  CHECK_NOTHROW(check_ranks_file(file));
 }
 
 TEST_CASE("a file that names no host is named") {

@@ -36,7 +36,10 @@ std::string make_secret() {
 [[noreturn]] void become_rank(const RanksHere& here, int rank, const std::string& directory,
                               const std::string& secret, std::vector<char*>& arguments) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (here.restarts > 0) set(kRestartVariable, std::to_string(here.restarts));
+  if (here.restarts > 0) {
+    set(kRestartVariable, std::to_string(here.restarts));
+    set(kFirstRanksVariable, std::to_string(here.first_ranks));
+  }
   set_rank_environment({.rank = here.host * here.ranks + rank,
                         .size = here.hosts * here.ranks,
                         .local_rank = rank,

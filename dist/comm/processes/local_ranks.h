@@ -20,7 +20,8 @@ struct RanksHere {
   int ranks = 1;  // of this host
   int hosts = 1, host = 0;
   MeetingPoint meeting;
-  int restarts = 0;  // that there were before
+  int restarts = 0;     // that there were before
+  int first_ranks = 0;  // of the first start, on all hosts
 };
 
 /// Started ranks: a process group.

@@ -112,4 +112,8 @@ int restarts() {
   return 0;
 }
 
+int first_ranks() {
+  return variable(kFirstRanksVariable) ? variable_number(kFirstRanksVariable, 1, kMostRanks) : 0;
+}
+
 }  // namespace weft::dist

@@ -56,5 +56,9 @@ void forget_outer_rank();
 inline constexpr const char* kRestartVariable = "WEFT_RESTART";
 /// What it says, or torchrun's TORCHELASTIC_RESTART_COUNT; 0: nothing does.
 int restarts();
+/// The variable by which it then says how many ranks there were at the first start.
+inline constexpr const char* kFirstRanksVariable = "WEFT_FIRST_RANKS";
+/// What it says; 0: nothing does.
+int first_ranks();
 
 }  // namespace weft::dist

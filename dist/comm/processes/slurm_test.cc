@@ -53,6 +53,7 @@ class Variables {
                              "SLURM_STEP_NODELIST",
                              "SLURM_JOB_NODELIST",
                              "WEFT_RESTART",
+                             "WEFT_FIRST_RANKS",
                              "TORCHELASTIC_RESTART_COUNT"}) {
       ::unsetenv(name);
     }
@@ -258,13 +259,17 @@ TEST_CASE("a rank knows how often all were started again") {
   {
     const Variables none(Values{});
     CHECK(restarts() == 0);
+    CHECK(first_ranks() == 0);
   }
   {
     const Variables torchrun(Values{{"TORCHELASTIC_RESTART_COUNT", "2"}});
     CHECK(restarts() == 2);
   }
-  const Variables both({{"WEFT_RESTART", "1"}, {"TORCHELASTIC_RESTART_COUNT", "0"}});
+  const Variables both(
+      {{"WEFT_RESTART", "1"}, {"WEFT_FIRST_RANKS", "3"}, {"TORCHELASTIC_RESTART_COUNT", "0"}});
   CHECK(restarts() == 1);
-  const Variables wrong(Values{{"WEFT_RESTART", "once"}});
+  CHECK(first_ranks() == 3);
+  const Variables wrong(Values{{"WEFT_RESTART", "once"}, {"WEFT_FIRST_RANKS", "0"}});
   CHECK_THROWS_WITH(restarts(), Contains("WEFT_RESTART: expected a number"));
+  CHECK_THROWS_WITH(first_ranks(), Contains("WEFT_FIRST_RANKS: expected a number from 1"));
 }

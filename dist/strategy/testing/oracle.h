@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "autograd/backward.h"
 #include "autograd/checkpoint.h"
@@ -222,6 +223,14 @@ inline void expect_error(const std::function<void()>& f, const std::string& text
     return;
   }
   WEFT_FAIL("expected an error with \"{}\"", text);
+}
+
+/// The next gradient of the parameter is an Error, "no memory".
+inline void fail_at(const Tensor& parameter) {
+  register_hook(parameter, [has_failed = std::make_shared<bool>(false)](const Tensor&) {
+    WEFT_CHECK(std::exchange(*has_failed, true), "no memory");
+    return Tensor();
+  });
 }
 
 }  // namespace weft::dist
