@@ -133,6 +133,7 @@ Fabric::Optimizer& Fabric::find_optimizer(const optim::Optimizer& optimizer,
 /// set up.
 std::pair<Fabric::Model*, Fabric::Parameter*> Fabric::find_parameter(const Tensor& tensor) const {
   for (const auto& model : models_) {
+    if (model->is_alive.expired()) continue;  // one of its optimizers lives
     const auto place = model->places.find(tensor.id());
     if (place != model->places.end()) return {model.get(), &model->parameters[place->second]};
   }
@@ -144,7 +145,7 @@ void Fabric::check_unshared(const nn::Module& model) const {
   for (const auto& [name, tensor] : model.named_parameters()) {
     const auto [owner, parameter] = find_parameter(tensor);
     WEFT_CHECK(
-        !owner || owner->is_alive.expired(),
+        !owner,
         "fabric: parameter \"{}\" of the model {} is also \"{}\" of the model {} that was set "
         "up; expected models that share no parameters, or one model that has all",
         name, nn::class_name(model), parameter->name, nn::class_name(*owner->module));

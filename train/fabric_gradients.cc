@@ -238,7 +238,7 @@ std::shared_ptr<void> Fabric::accumulate(const std::vector<nn::Module*>& models)
     entries.push_back(&entry);
   }
   const int64_t round = entries[0]->rounds + 1;
-  const bool is_last = round == options_.accumulate || watch_->innermost().is_last;
+  const bool is_last = round == options_.accumulate || watch_->latest().is_last;
   is_in_round_ = true;
   is_accumulating_ = !is_last;
   std::vector<std::shared_ptr<void>> local;

@@ -139,6 +139,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       if (last_announced_ < 0) break;
       last_worked_ = last_announced_;
       if (!announced_sync_) continue;
+      recover();
       if (options_.broadcast_buffers && module_.is_training()) {
         broadcast_all(module_.named_buffers(), first_active_);
       }
@@ -261,11 +262,11 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
 
   /// Something of this backward concerns the reduction: it is to be finished when that is over.
   void begin() {
-    if (!synchronizes()) return;
-    const bool is_first = watch_.begin([weak = weak_from_this()] {
+    if (!synchronizes() || watch_.is_under_way()) return;
+    watch_.begin([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->finish();
     });
-    if (is_first) prepare();
+    prepare();
   }
 
   /// Before a reduction.
@@ -275,7 +276,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     for (Parameter& p : parameters_) {
       const bool was_trained = std::exchange(p.is_trained, p.tensor.requires_grad());
       if (!p.is_trained || was_trained) continue;
-      p.expected = 1;
+      p.expected = std::max(p.expected, 1);
       p.is_used = true;
       has_new = has_new || p.bucket < 0;
       if (has_new || options_.static_graph) is_rebuilt_ = false;

@@ -175,15 +175,15 @@ void FullySharded::Engine::register_hooks() {
 }
 
 void FullySharded::Engine::begin() {
+  if (watch_.is_under_way()) return;
   const std::weak_ptr<Engine> weak = weak_from_this();
-  const bool is_first = watch_.begin(
+  watch_.begin(
       [weak] {
         if (const auto self = weak.lock()) self->finish();
       },
       [weak] {
         if (const auto self = weak.lock()) self->fail();
       });
-  if (!is_first) return;
   recover();
   for (Unit& unit : units) {
     // Gradients that zero_grad() has dropped make room for the new ones.

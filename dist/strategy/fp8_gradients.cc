@@ -95,11 +95,11 @@ void Fp8Gradients::prepare() {
 
 void Fp8Gradients::on_ready(bool is_matrix, size_t i) {
   if (is_matrix) compress(matrices_[i]);
-  if (world_ && local_depth_ > 0) return;
-  const bool is_first = watch_.begin([self = std::weak_ptr<Fp8Gradients*>(alive_)] {
+  if ((world_ && local_depth_ > 0) || watch_.is_under_way()) return;
+  watch_.begin([self = std::weak_ptr<Fp8Gradients*>(alive_)] {
     if (const auto alive = self.lock()) (*alive)->reduce();
   });
-  if (is_first) recover();
+  recover();
 }
 
 void Fp8Gradients::compress(const Tensor& parameter) {
