@@ -36,25 +36,14 @@ void WatchedLoaders::give(Place& place, const LoaderWatch& batch) {
   *place = {batch, ++given_};
 }
 
-std::vector<WatchedLoaders::Place> WatchedLoaders::under_way() const {
-  std::vector<Place> all;
-  for (const auto& epoch : epochs_) {
-    if (Place place = epoch.lock()) all.push_back(std::move(place));
-  }
-  return all;
-}
-
-LoaderWatch WatchedLoaders::innermost() const {
-  const std::lock_guard lock(mutex_);
-  const std::vector<Place> all = under_way();
-  return all.empty() ? LoaderWatch() : all.back()->batch;
-}
-
 LoaderWatch WatchedLoaders::latest() const {
   const std::lock_guard lock(mutex_);
-  const std::vector<Place> all = under_way();
-  const auto last = std::ranges::max_element(all, {}, [](const Place& p) { return p->number; });
-  return last == all.end() ? LoaderWatch() : (*last)->batch;
+  Epoch last;
+  for (const auto& epoch : epochs_) {
+    const Place place = epoch.lock();
+    if (place && place->number > last.number) last = *place;
+  }
+  return last.batch;
 }
 
 // Workers take the batches of one epoch in turn, at most `prefetch` ahead of the consumer. A batch

@@ -47,16 +47,12 @@ class WatchedLoaders {
 
   /// A loader gives a batch.
   void give(Place& place, const LoaderWatch& batch);
-  /// Of the loader whose epoch began last; nothing of note where none is in one.
-  LoaderWatch innermost() const;
-  /// Of the loader that gave a batch last.
+  /// Of the loader that gave a batch last; nothing of note where none is in an epoch.
   LoaderWatch latest() const;
 
  private:
-  std::vector<Place> under_way() const;
-
   mutable std::mutex mutex_;
-  std::vector<std::weak_ptr<Epoch>> epochs_;  // as they began
+  std::vector<std::weak_ptr<Epoch>> epochs_;
   uint64_t given_ = 0;
 };
 

@@ -71,33 +71,29 @@ std::vector<Bytes> rest_of_epoch(Loader& loader) {
   return batches;
 }
 
-TEST_CASE("of several loaders counts whose epoch began last, and who gave a batch last") {
+TEST_CASE("of several loaders counts who gave a batch last, and is in an epoch") {
   const auto watch = std::make_shared<WatchedLoaders>();
   const LoaderOptions options{.batch_size = 10, .watch = watch, .preprocess = {.size = 8}};
   Loader train(counting(30), options);
   auto validation = std::make_unique<Loader>(counting(10), options);
-  CHECK(!watch->innermost().is_last);
+  CHECK(!watch->latest().is_last);
   train.next();
-  CHECK(!watch->innermost().is_last);
+  CHECK(!watch->latest().is_last);
   validation->next();
-  CHECK(watch->innermost().is_last);
   CHECK(watch->latest().is_last);
   // In turn with it the other's batch is the latest.
   train.next();
-  CHECK(watch->innermost().is_last);
   CHECK(!watch->latest().is_last);
   CHECK(!validation->next());
-  CHECK(!watch->innermost().is_last);
+  CHECK(!watch->latest().is_last);
   train.next();
-  CHECK(watch->innermost().is_last);
   CHECK(watch->latest().is_last);
   // One that is sought, or gone, is in no epoch.
   train.seek({0, 1});
-  CHECK(!watch->innermost().is_last);
+  CHECK(!watch->latest().is_last);
   validation->next();
-  CHECK(watch->innermost().is_last);
+  CHECK(watch->latest().is_last);
   validation.reset();
-  CHECK(!watch->innermost().is_last);
   CHECK(!watch->latest().is_last);
 }
 

@@ -262,13 +262,13 @@ class Fabric {
   /// For the body of a loop of which options.accumulate rounds are one step of these models, as
   /// `accelerator.accumulate`: while the result lives, backward() divides their gradients by them,
   /// and until the last of them, or the last batch of a loader of this Fabric, step() of their
-  /// optimizers is left out and clipping does nothing. Of several loaders that counts whose epoch
-  /// began last and is not over; one that is left in the midst of it has to be sought or go.
-  /// zero_grad() of these optimizers keeps what has added up, of all their models: it may begin the
-  /// loop's body or end it. In the last round it keeps that for a backward() or step() which
-  /// follows; without one, in the place of step(), it leaves the step out and drops all, at the
-  /// latest when the round ends. Other models' gradients are whole, and their optimizers step.
-  /// Throws Error for models of which one has had more rounds of its step than another.
+  /// optimizers is left out and clipping does nothing. Of several loaders that counts which gave a
+  /// batch last and is not through. zero_grad() of these optimizers keeps what has added up, of all
+  /// their models: it may begin the loop's body or end it. In the last round it keeps that for a
+  /// backward() or step() which follows; without one, in the place of step(), it leaves the step
+  /// out and drops all, at the latest when the round ends. Other models' gradients are whole, and
+  /// their optimizers step. Throws Error for models of which one has had more rounds of its step
+  /// than another.
   [[nodiscard]] std::shared_ptr<void> accumulate(const std::vector<nn::Module*>& models);
   [[nodiscard]] std::shared_ptr<void> accumulate(nn::Module& model) {
     return accumulate(std::vector<nn::Module*>{&model});

@@ -21,8 +21,8 @@ std::shared_ptr<PassWatch::Attempt> PassWatch::attempt(std::function<void()> on_
   return attempt;
 }
 
-bool PassWatch::begin(std::function<void()> finish, std::function<void()> on_failure) {
-  if (is_under_way()) return false;
+void PassWatch::begin(std::function<void()> finish, std::function<void()> on_failure) {
+  if (is_under_way()) return;
   const std::shared_ptr<Attempt> pass = attempt(std::move(on_failure));
   pass_ = pass;
   // A pass that fails drops the function, and the attempt with it.
@@ -30,7 +30,6 @@ bool PassWatch::begin(std::function<void()> finish, std::function<void()> on_fai
     finish();
     pass->is_over = true;
   });
-  return true;
 }
 
 bool PassWatch::is_under_way() const {

@@ -2,8 +2,9 @@
 // program may catch the error, drop the gradients and go on.
 //
 //   void on_ready() {                                       // in the pass, again and again
-//     if (watch_.begin([this] { finish(); })) recover();
-//     ...
+//     if (watch_.is_under_way()) return;
+//     watch_.begin([this] { finish(); });
+//     recover();
 //   }
 //   void recover() {
 //     if (!watch_.recover("ddp", {group_.get()})) return;
@@ -34,9 +35,9 @@ class PassWatch {
   };
   std::shared_ptr<Attempt> attempt(std::function<void()> on_failure = {}) const;
 
-  /// To be called in a backward pass: finish() runs when the pass is over. Returns false, and does
-  /// nothing, where it will already. If the pass fails, or finish(), on_failure() runs at once.
-  bool begin(std::function<void()> finish, std::function<void()> on_failure = {});
+  /// To be called in a backward pass: finish() runs when the pass is over. Does nothing where it
+  /// will already. If the pass fails, or finish(), on_failure() runs at once.
+  void begin(std::function<void()> finish, std::function<void()> on_failure = {});
   /// Whether finish() is to run yet.
   bool is_under_way() const;
 
