@@ -314,6 +314,27 @@ void check_same(const std::vector<Result>& ranks, const Result& one) {
   }
 }
 
+/// That a program, play(options, by hand), is under every strategy what it is by hand on one
+/// device.
+template <class Play>
+void check_everywhere(const Play& play) {
+  const Result one = play(FabricOptions(), true)[0];
+  check_same(play(FabricOptions(), false), one);
+  for (const FabricOptions& options : every_strategy()) {
+    INFO(options.strategy.name << " on " << options.devices.count);
+    check_same(play(options, false), one);
+  }
+}
+
+/// The states of two models, the second's names behind a prefix.
+NamedTensors state_of(nn::Module& first, const std::string& prefix, nn::Module& second) {
+  NamedTensors state = dist::cloned(first.state_dict());
+  for (const auto& [name, tensor] : dist::cloned(second.state_dict())) {
+    state.emplace_back(prefix + name, tensor);
+  }
+  return state;
+}
+
 const std::vector<std::pair<const char*, Choice>>& choices() {
   static const std::vector<std::pair<const char*, Choice>> all = {
       {"the head", [](const std::string& name) { return name.starts_with("head."); }},
@@ -415,19 +436,11 @@ TEST_CASE("trap: a model's rounds leave the gradients and steps of others alone"
           of_maker.zero_grad();
         }
       }
-      result.state = dist::cloned(maker.state_dict());
-      for (const auto& [name, tensor] : dist::cloned(critic.state_dict())) {
-        result.state.emplace_back("critic." + name, tensor);
-      }
+      result.state = state_of(maker, "critic.", critic);
       return result;
     });
   };
-  const Result one = play({}, true)[0];
-  check_same(play({}, false), one);
-  for (const FabricOptions& options : every_strategy()) {
-    INFO(options.strategy.name << " on " << options.devices.count);
-    check_same(play(options, false), one);
-  }
+  check_everywhere(play);
 }
 
 TEST_CASE("several models accumulate together") {
@@ -466,19 +479,10 @@ TEST_CASE("several models accumulate together") {
           optimizer->zero_grad();
         }
       }
-      Result result{dist::cloned(a.state_dict()), {}};
-      for (const auto& [name, tensor] : dist::cloned(b.state_dict())) {
-        result.state.emplace_back("b." + name, tensor);
-      }
-      return result;
+      return Result{state_of(a, "b.", b), {}};
     });
   };
-  const Result one = train_both({}, true)[0];
-  check_same(train_both({}, false), one);
-  for (const FabricOptions& options : every_strategy()) {
-    INFO(options.strategy.name << " on " << options.devices.count);
-    check_same(train_both(options, false), one);
-  }
+  check_everywhere(train_both);
 }
 
 TEST_CASE("trap: one optimizer of a model in a round and of another keeps the gradients of both") {
@@ -507,19 +511,11 @@ TEST_CASE("trap: one optimizer of a model in a round and of another keeps the gr
           WEFT_CHECK(optimizer.step() == is_last, "a step in round {}", part);
         }
       }
-      result.state = dist::cloned(a.state_dict());
-      for (const auto& [name, tensor] : dist::cloned(b.state_dict())) {
-        result.state.emplace_back("b." + name, tensor);
-      }
+      result.state = state_of(a, "b.", b);
       return result;
     });
   };
-  const Result one = train_both({}, true)[0];
-  check_same(train_both({}, false), one);
-  for (const FabricOptions& options : every_strategy()) {
-    INFO(options.strategy.name << " on " << options.devices.count);
-    check_same(train_both(options, false), one);
-  }
+  check_everywhere(train_both);
 }
 
 TEST_CASE("trap: a step of rounds that is left out leaves nothing to the next one") {
