@@ -7,10 +7,12 @@
 //   pointwise<Arithmetic<float>>(Negate{}, y, {x});
 //
 // f sees n elements of each input at once, so that a switch over ops is taken once for all. Tensors
-// that lie side by side in the same order are read 8 elements at a time; others one by one, their
-// offsets computed from the index. An input that repeats one element is read once. Memory-bound.
+// that lie side by side in the same order are read 8 elements at a time, as are rows of 8 and more
+// that begin at multiples of 8; others one by one. Offsets other than the index are computed from
+// it. An input that repeats one element is read once. Memory-bound.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <tuple>
 
@@ -106,8 +108,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Index is uint32_t where it suffices: divisions of 64 bits are slow.
-template <class Access, int kInputs, class Index, class F>
+/// Vectors of n elements, of which p counts and addresses the first ones alone. Index is uint32_t
+/// where it suffices: divisions of 64 bits are slow.
+template <class Access, int kInputs, int n, class Index, class F>
 __global__ void __launch_bounds__(kThreads)
     pointwise_strided_kernel(PointwiseOperands<kInputs> p, F f) {
   using Value = typename Access::Value;
@@ -125,12 +128,29 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) from[k] += place * p.in_strides[k][d];
     }
-    Value in[kSlots][1], out[1];
+    Value in[kSlots][n], out[n];
 #pragma unroll
-    for (int k = 0; k < kInputs; ++k) Access::load(p.in[k], from[k], in[k]);
+    for (int k = 0; k < kInputs; ++k) {
+      if (n == 1 || !p.is_constant[k]) {
+        Access::load(p.in[k], from[k], in[k]);
+        continue;
+      }
+      Value one[1];
+      Access::load(p.in[k], from[k], one);
+#pragma unroll
+      for (int v = 0; v < n; ++v) in[k][v] = one[0];
+    }
     f(in, out);
     Access::store(p.out, to, out);
   }
+}
+
+/// Whether a tensor of these strides, `size` elements along the last, has its vectors in one piece
+/// each.
+inline bool has_vectors(const int64_t* strides, int dims, int64_t size) {
+  const bool rows_fit = std::all_of(strides, strides + dims - 1,
+                                    [](int64_t stride) { return stride % kVector == 0; });
+  return rows_fit && strides[dims - 1] == 1 && size % kVector == 0;
 }
 
 }  // namespace pointwise_kernels
@@ -146,27 +166,42 @@ void pointwise(const F& f, const Tensor& y, const std::array<Tensor, kInputs>& i
   p.numel = walk.numel();
   p.dims = walk.shape().size();
   p.out = Elements(y);
-  bool dense = walk.is_dense(0) && is_aligned(y, kVector);
+  bool dense = walk.is_dense(0), in_vectors = is_aligned(y, kVector);
   for (int d = 0; d < p.dims; ++d) {
     p.shape[d] = walk.shape()[d];
     p.out_strides[d] = walk.strides(0)[d];
   }
+  const int last = p.dims - 1;
+  bool rows_fit = last >= 0 && has_vectors(p.out_strides, p.dims, p.shape[last]);
   for (int k = 0; k < kCount; ++k) {
     p.in[k] = Elements(inputs[k]);
     p.is_constant[k] = walk.is_constant(k + 1);
-    dense = dense && (p.is_constant[k] || (walk.is_dense(k + 1) && is_aligned(inputs[k], kVector)));
     for (int d = 0; d < p.dims; ++d) p.in_strides[k][d] = walk.strides(k + 1)[d];
+    if (p.is_constant[k]) continue;
+    dense = dense && walk.is_dense(k + 1);
+    in_vectors = in_vectors && is_aligned(inputs[k], kVector);
+    rows_fit = rows_fit && has_vectors(p.in_strides[k], p.dims, p.shape[last]);
   }
   const runtime::StreamHandle stream = current_stream_handle(y.device());
-  if (dense) {
+  const auto launch_strided = [&](auto n, auto index) {
+    WEFT_LAUNCH((pointwise_strided_kernel<Access, kCount, n(), decltype(index), F>),
+                blocks_for(p.numel, kThreads), kThreads, 0, stream, p, f);
+  };
+  using One = std::integral_constant<int, 1>;
+  using Several = std::integral_constant<int, kVector>;
+  if (dense && in_vectors) {
     WEFT_LAUNCH((pointwise_dense_kernel<Access, kCount, F>),
                 blocks_for(p.numel, kThreads * kVector), kThreads, 0, stream, p, f);
-  } else if (p.numel < int64_t{1} << 31) {
-    WEFT_LAUNCH((pointwise_strided_kernel<Access, kCount, uint32_t, F>),
-                blocks_for(p.numel, kThreads), kThreads, 0, stream, p, f);
+  } else if (p.numel >= int64_t{1} << 31) {
+    launch_strided(One(), uint64_t());
+  } else if (rows_fit && in_vectors) {
+    p.numel /= kVector;
+    p.shape[last] /= kVector;
+    p.out_strides[last] *= kVector;
+    for (auto& strides : p.in_strides) strides[last] *= kVector;
+    launch_strided(Several(), uint32_t());
   } else {
-    WEFT_LAUNCH((pointwise_strided_kernel<Access, kCount, uint64_t, F>),
-                blocks_for(p.numel, kThreads), kThreads, 0, stream, p, f);
+    launch_strided(One(), uint32_t());
   }
 }
 
