@@ -30,8 +30,8 @@
 // A stage's parity flips each time round the ring; the first wait on `empty` passes at once.
 // A and B may run along K or along M (N): wgmma takes both for 16-bit types, and tf32, half as many
 // of K in a stage, along K alone. f32 operands that are not so are copied first where that pays
-// (gemm_fits_wgmma). Limits: tensors that TMA can address, one batch dimension. Long K with few
-// tiles is split (gemm_cuda_split.cuh). The walk over tiles and the way of the sums out of
+// (gemm_fits_wgmma). Limits: tensors that TMA can address, one batch dimension. Long K of few
+// tiles is streamed (gemm_cuda_stream.cuh). The walk over tiles and the way of the sums out of
 // registers are in gemm_wgmma.cuh.
 #include "core/view.h"
 #include "kernels/gemm/gemm_wgmma.cuh"
@@ -94,14 +94,16 @@ __device__ __forceinline__ void consume(const Arguments& g, int consumer, char* 
     named_barrier_arrive(1 + kConsumers + (consumer ^ 1), kBothThreads);
   };
   if (kPingPong && consumer == 1) give_turn();
-  int whose = 0;  // the tile, in ping-pong
+  // In ping-pong: whose the tile is, and how many come after it.
+  int whose = 0;
+  uint32_t left = (g.stream.units - g.order.first() + g.order.step - 1) / g.order.step;
   float sums[kOwn][kCols / 2];
-  for (uint32_t t = g.order.first(); t < g.order.count(); t += g.order.step, whose ^= 1) {
-    const TilePlace tile(g.order, t);
-    const int steps = g.steps(tile.part, kDepth<Type>);
-    if (kPingPong && whose != consumer) {
-      ring.skip(steps);
-      continue;
+  g.for_each_piece([&](const TilePlace& tile, uint32_t slot, int, int steps) {
+    if (kPingPong) {
+      const bool is_own = whose == consumer;
+      whose ^= 1;
+      --left;
+      if (!is_own) return ring.skip(steps);
     }
     if (kOwn > 1) {
       // While the other multiplies. ptxas takes sums that the first products overwrite for read,
@@ -136,11 +138,11 @@ __device__ __forceinline__ void consume(const Arguments& g, int consumer, char* 
       if (step > 0) release_stage(&empty[last], g.order.blocks);
       last = ring.stage;
     }
-    if (kPingPong && t + g.order.step < g.order.count()) give_turn();
+    if (kPingPong && left > 0) give_turn();
     wgmma_wait<0>();
     release_stage(&empty[last], g.order.blocks);
-    store_tile<Element<Type>, kCols, kOwn>(g, &map, buffer, tile, first, sums);
-  }
+    store_tile<Element<Type>, kCols, kOwn>(g, &map, buffer, tile, slot, first, sums);
+  });
   wait_for_stores();
 }
 
@@ -166,8 +168,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <class Type, int kCols, Sharing kSharing = Sharing::kHalves>
-void run_cols(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b,
-              const KSplit& split, unsigned blocks) {
+void run_cols(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, uint32_t length,
+              unsigned blocks) {
   constexpr bool kTakesBoth = sizeof(Element<Type>) == 2;
   constexpr int kHeight = kTileRows<kSharing>;
   // A row-major runs along K, B along N.
@@ -177,7 +179,7 @@ void run_cols(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b
   const TensorMap map_b = matrix_map(
       b, problem.dtype(), static_cast<uint32_t>(b_depth ? kCols : kDepth<Type>) / blocks);
   constexpr size_t kSharedBytes = kStagesBytes<kCols, kHeight> + kBufferBytes<kCols>;
-  const Plan plan(problem, a, b, kCols, split, blocks, kHeight / kRows);
+  const Plan<kCols> plan(problem, a, b, kDepth<Type>, length, blocks, kHeight / kRows);
   with_flags(
       [&](auto a_is_k, auto b_is_k) {
         constexpr Major kA = a_is_k() || !kTakesBoth ? Major::kK : Major::kMn,
@@ -203,19 +205,19 @@ void run(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b) {
   const int64_t batches = problem.c.numel() / (problem.m() * problem.n());
   const GemmTiling tiling = choose_tiling(batches, problem.m(), problem.n(), kUnits * problem.k(),
                                           true, end_of(problem), forced_wgmma_tile());
-  const KSplit split = {tiling.parts, tiling.depth / kUnits};
+  const auto length = static_cast<uint32_t>(tiling.length);
   const unsigned blocks = tiling.paired ? 2 : 1;
   if constexpr (sizeof(Element<Type>) == 2) {
     if (tiling.ping_pong) {
-      return run_cols<Type, kPingPongColumns, Sharing::kPingPong>(problem, a, b, split, blocks);
+      return run_cols<Type, kPingPongColumns, Sharing::kPingPong>(problem, a, b, length, blocks);
     }
     if (tiling.rows > tiling::kRows) {
-      return run_cols<Type, kTallColumns, Sharing::kTall>(problem, a, b, split, blocks);
+      return run_cols<Type, kTallColumns, Sharing::kTall>(problem, a, b, length, blocks);
     }
   }
-  if (tiling.columns == 256) return run_cols<Type, 256>(problem, a, b, split, blocks);
-  if (tiling.columns == 192) return run_cols<Type, 192>(problem, a, b, split, blocks);
-  run_cols<Type, 128>(problem, a, b, split, blocks);
+  if (tiling.columns == 256) return run_cols<Type, 256>(problem, a, b, length, blocks);
+  if (tiling.columns == 192) return run_cols<Type, 192>(problem, a, b, length, blocks);
+  run_cols<Type, 128>(problem, a, b, length, blocks);
 }
 
 }  // namespace

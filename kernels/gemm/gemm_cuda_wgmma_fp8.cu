@@ -6,7 +6,7 @@
 // 128 of K, a line of 128 bytes; while one consumer adds, the other's products keep the tensor core
 // busy. Two sets of 64 registers bound the tile to 128 x 128.
 //
-// Ring, barriers, the walk over tiles, split K and the way of C are those of gemm_cuda_wgmma.cu.
+// Ring, barriers, the walk over tiles, streamed K and the way of C are those of gemm_cuda_wgmma.cu.
 // Unlike 16-bit operands, wgmma takes fp8 ones K-major alone: others, and those whose lines TMA
 // cannot address, are copied so first, a pass over a byte per element.
 #include "core/view.h"
@@ -44,9 +44,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int consumer = warpgroup - 1;
   const int thread = static_cast<int>(threadIdx.x) % kConsumerThreads;
   const Buffer buffer = Buffer::of<kCols>(shared + kStages * kStageBytes<kCols>, consumer);
-  for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
-    const TilePlace tile(g.order, t);
-    const int steps = g.steps(tile.part, kDepth);
+  g.for_each_piece([&](const TilePlace& tile, uint32_t slot, int, int steps) {
     float sums[1][kCols / 2] = {}, products[kCols / 2];
     for (int step = 0; step < steps; ++step, ring.advance()) {
       const bool starts = step % kStepsPerPromotion == 0;
@@ -69,11 +67,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int i = 0; i < kCols / 2; ++i) sums[0][i] += products[i];
     }
     if (g.p.c.elements.dtype == DType::bf16) {
-      store_tile<bf16, kCols, 1>(g, &map, buffer, tile, consumer, sums);
+      store_tile<bf16, kCols, 1>(g, &map, buffer, tile, slot, consumer, sums);
     } else {
-      store_tile<f16, kCols, 1>(g, &map, buffer, tile, consumer, sums);
+      store_tile<f16, kCols, 1>(g, &map, buffer, tile, slot, consumer, sums);
     }
-  }
+  });
   wait_for_stores();
 }
 
@@ -84,13 +82,14 @@ void run(const GemmProblem& problem) {
   const TmaMatrix matrix_a = *tma_matrix(a), matrix_b = *tma_matrix(b);
   const TensorMap map_a = matrix_map(matrix_a, a.dtype(), kRows);
   const TensorMap map_b = matrix_map(matrix_b, b.dtype(), kCols);
-  const GemmArguments p(problem);
   // A model's bits are those of K as a whole.
-  const KSplit split =
-      is_gpu(problem.numerics.accumulation)
-          ? KSplit{1, p.k}
-          : KSplit::choose(p.batches * tiles(p.m, kRows) * tiles(p.n, kCols), p.k, kDepth);
-  const Plan plan(problem, matrix_a, matrix_b, kCols, split);
+  const int64_t batches = problem.c.numel() / (problem.m() * problem.n());
+  const int64_t count = batches * tiles(problem.m(), kRows) * tiles(problem.n(), kCols);
+  const int64_t length = is_gpu(problem.numerics.accumulation) || count >= kTargetBlocks
+                             ? 0
+                             : stream_length(count, tiles(problem.k(), kDepth),
+                                             tiling::kLeastDepth / kDepth, kTargetBlocks);
+  const Plan<kCols> plan(problem, matrix_a, matrix_b, kDepth, static_cast<uint32_t>(length));
   WEFT_LAUNCH((gemm_wgmma_fp8_kernel<TypeA, TypeB>), plan.grid, kThreads, kSharedBytes, plan.stream,
               plan.g, map_a, map_b, plan.map);
   plan.finish(problem);

@@ -17,10 +17,11 @@ using namespace weft::kernels;
 
 namespace {
 
-/// Checks gemm_cuda_wgmma on the case with a width of tile and blocks of a cluster; the bytes of
-/// shared memory that it took, which tell the widths apart.
-size_t check_tile(const OpTable& table, const std::string& name, int columns, int blocks = 1) {
-  const ScopedValue forced(forced_wgmma_tile(), {columns, blocks});
+/// Checks gemm_cuda_wgmma on the case with a width of tile and blocks of a cluster, and K streamed
+/// or as is chosen; the bytes of shared memory that it took, which tell the widths apart.
+size_t check_tile(const OpTable& table, const std::string& name, int columns, int blocks = 1,
+                  bool streams = false) {
+  const ScopedValue forced(forced_wgmma_tile(), {columns, blocks, streams});
   for (const CaseEntry& entry : table.cases) {
     if (entry.name != name) continue;
     INFO(name << " in tiles of " << columns << " columns, " << blocks << " to a cluster");
@@ -69,6 +70,20 @@ TEST_CASE("Every width of wgmma's tile has every end") {
          {"136x200x72_f32_f32_NTN_bias_ieee_tf32", "72x132x40_f32_f32_NTN_bias_gelu_ieee_tf32",
           "72x132x40_f32_f32_NTN_bias_dgelu_bias_gradient_ieee_tf32"}) {
       check_tile(table, end, columns);
+    }
+  }
+}
+
+TEST_CASE("Every width of wgmma's tile streams K, alone and in clusters") {
+  const OpTable table = gemm_table();
+  // Units with parts of several tiles, and tiles of several units; each end, a batch.
+  for (const char* name :
+       {"264x200x120_bf16_f32_TNN_bias_integers", "264x200x264_f16_f16_NTN_bias_integers",
+        "72x136x584_bf16_bf16_NTN_bias_integers", "72x136x584_f16_f32_TTN_bias_integers",
+        "40x72x584_bf16_bf16_NNN_dgelu_bias_gradient", "200x72x616_bf16_f32_TNN_accumulate",
+        "200x72x616_f16_f16_TNN_accumulate", "[3]40x72x88_bf16_bf16_NNN"}) {
+    for (int columns : {256, 192, 128}) {
+      for (int blocks : {1, 2}) check_tile(table, name, columns, blocks, true);
     }
   }
 }

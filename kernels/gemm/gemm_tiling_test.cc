@@ -24,25 +24,35 @@ TEST_CASE("weight gradients of ViT-B/16 occupy 95% of the multiprocessors") {
     for (const auto& [out, in, tokens] : kLayers) {
       const GemmTiling tiling = choose_tiling(1, out, in, batch * tokens, true);
       INFO(batch << " images, " << out << " x " << in << ": " << tiling.columns << " columns, "
-                 << tiling.parts << " parts");
+                 << tiling.length << " steps of " << tiling.steps);
+      CHECK(tiling.length > 0);
+      CHECK(tiling.waves == 1);
       CHECK(tiling.occupied() >= 0.95);
-      // All of K, in steps of 64; no part is empty.
-      CHECK(tiling.depth * tiling.parts >= batch * tokens);
-      CHECK(tiling.depth * (tiling.parts - 1) < batch * tokens);
-      CHECK(tiling.depth % 64 == 0);
+      CHECK(tiling.occupied() <= 1);
+      // All of K, in steps of 64.
+      CHECK(tiling.steps * 64 >= batch * tokens);
+      CHECK((tiling.steps - 1) * 64 < batch * tokens);
     }
   }
 }
 
-TEST_CASE("products with many tiles are not split") {
+TEST_CASE("a unit of a stream has a depth that pays") {
+  // A tile of 16 steps: four units of four, or as many as are asked for.
+  CHECK(stream_length(1, 16, 4, 132) == 4);
+  CHECK(stream_length(1, 16, 4, 3) == 6);
+  CHECK(stream_length(3, 5, 4, 132) == 5);
+  CHECK(stream_length(72, 394, 4, 132) == 215);
+  CHECK(stream_length(1, 7, 4, 132) == 0);
+}
+
+TEST_CASE("products with many tiles have whole ones") {
   for (int64_t batch = 64; batch <= 512; ++batch) {
     for (const auto& [out, in, tokens] : kLayers) {
       // Forward, and the gradient of the input.
       for (const auto& [n, k] : {std::pair(out, in), std::pair(in, out)}) {
         const GemmTiling tiling = choose_tiling(1, batch * tokens, n, k, true);
         INFO(batch << " images, " << n << " x " << k << ": " << tiling.columns << " columns");
-        CHECK(tiling.parts == 1);
-        CHECK(tiling.depth == k);
+        CHECK(tiling.length == 0);
         // Rows are what they are: where batches are multiples of 64 they fill the last wave. Else
         // fuller waves of narrower tiles may take longer, by an H100's times.
         CHECK(tiling.occupied() >= (batch % 64 == 0 ? 0.93 : 0.75));
@@ -54,15 +64,13 @@ TEST_CASE("products with many tiles are not split") {
   CHECK(!square.ping_pong);
 }
 
-TEST_CASE("a width may be asked for, and K left whole") {
+TEST_CASE("a width may be asked for, and tiles left whole") {
   for (int columns : {128, 192, 256}) {
     CHECK(choose_tiling(2, 768, 768, 12608, true, {}, {columns}).columns == columns);
-    const GemmTiling whole = choose_tiling(1, 768, 768, 12608, false, {}, {columns});
-    CHECK(whole.parts == 1);
-    CHECK(whole.depth == 12608);
+    CHECK(choose_tiling(1, 768, 768, 12608, false, {}, {columns}).length == 0);
   }
   const GemmTiling small = choose_tiling(1, 1, 1, 1, true);
-  CHECK(small.parts == 1);
+  CHECK(small.length == 0);
   CHECK(small.tiles == 1);
 }
 

@@ -11,6 +11,7 @@
 //     eight of C. Under dgelu they are the product as it is rounded first, and C alone is stored;
 //   - where C is f32, not addressable by TMA, or anything else is to be done to an element, each
 //     warp lays half of a part's columns there in f32 and lanes take columns.
+// Sums of a piece of a tile, whose K is streamed, go as they are to the kernel that joins them.
 #pragma once
 
 #include "kernels/device/barrier.h"
@@ -20,7 +21,7 @@
 #include "kernels/device/mma.h"
 #include "kernels/device/warpgroup.cuh"
 #include "kernels/device/wgmma.h"
-#include "kernels/gemm/gemm_cuda_split.cuh"
+#include "kernels/gemm/gemm_cuda_stream.cuh"
 #include "kernels/gemm/gemm_tma.h"
 
 namespace weft::kernels::wgmma_tiles {
@@ -61,36 +62,34 @@ struct Buffer {
   }
 };
 
-/// The tiles of all batches and parts of K, in columns of 8, so that blocks that run together share
-/// rows of A and columns of B in the second-level cache. Where two blocks are a cluster, a row is
-/// two rows of tiles, one for each: they share columns of B in shared memory. Divisions of 64 bits
-/// would cost registers.
+/// The tiles of all batches, in columns of 8, so that blocks that run together share rows of A and
+/// columns of B in the second-level cache; where K is streamed in whole columns, whose tiles are at
+/// different places of K, but at the same ones as their neighbours of the next column, with whom
+/// they share rows. Where two blocks are a cluster, a row is two rows of tiles, one for each: they
+/// share columns of B in shared memory. Divisions of 64 bits would cost registers.
 struct TileOrder {
-  uint32_t rows, cols, parts, batches, blocks;
+  uint32_t rows, cols, batches, blocks;
   uint32_t height;  // of a tile, times kRows: 2 of tall ones
+  uint32_t group;   // rows of a column
   uint32_t step;    // of a block's walk
 
-  __host__ __device__ uint32_t count() const { return rows * cols * parts * batches; }
+  __host__ __device__ uint32_t count() const { return rows * cols * batches; }
   /// In kRows, of all tiles, which may end below C.
   __host__ __device__ int64_t tile_rows() const { return int64_t{rows} * blocks * height; }
   __device__ __forceinline__ uint32_t first() const { return blockIdx.x / blocks; }
 };
 
-/// One of them.
+/// One of them, of a block of its cluster.
 struct TilePlace {
-  int row, col, part, batch;  // row in kRows
+  int row, col, batch;  // row in kRows
 
-  __device__ __forceinline__ TilePlace(const TileOrder& order, uint32_t index) {
-    constexpr uint32_t kGroup = 8;
+  __device__ __forceinline__ TilePlace(const TileOrder& order, uint32_t index, uint32_t rank) {
     const uint32_t within = index % (order.rows * order.cols);
-    const uint32_t outer = index / (order.rows * order.cols);
-    part = static_cast<int>(outer % order.parts);
-    batch = static_cast<int>(outer / order.parts);
-    const uint32_t first = within / (kGroup * order.cols) * kGroup;
-    const uint32_t height = min(kGroup, order.rows - first);
+    batch = static_cast<int>(index / (order.rows * order.cols));
+    const uint32_t first = within / (order.group * order.cols) * order.group;
+    const uint32_t height = min(order.group, order.rows - first);
     const uint32_t rest = within - first * order.cols;
-    row = static_cast<int>(((first + rest % height) * order.blocks + ptx::cluster_rank()) *
-                           order.height);
+    row = static_cast<int>(((first + rest % height) * order.blocks + rank) * order.height);
     col = static_cast<int>(rest / height);
   }
 };
@@ -102,16 +101,20 @@ enum class Store : uint8_t { kTma, kGelu, kDgelu, kElements };
 struct Arguments {
   GemmArguments p;
   TileOrder order;
-  KSplit split;
-  KSplitWorkspace workspace;
+  Stream stream;
+  float* pieces = nullptr;  // of streamed tiles: [slots, blocks of a cluster, a tile's sums]
   ColumnPartials<float> partials;
   Store store;
   bool repeats_a, repeats_b;  // one matrix for all batches
 
-  /// Stages of `depth` that a part of K takes.
-  __device__ __forceinline__ int steps(int part, int depth) const {
-    const int64_t length = min(p.k, (part + 1) * split.depth) - part * split.depth;
-    return static_cast<int>((length + depth - 1) / depth);
+  /// Calls f(tile, slot, first step, steps) for the pieces of this block.
+  template <class F>
+  __device__ __forceinline__ void for_each_piece(F f) const {
+    const uint32_t rank = ptx::cluster_rank();
+    stream.for_each_piece(
+        order.first(), order.step, [&](uint32_t tile, uint32_t slot, int first, int steps) {
+          f(TilePlace(order, tile, rank), slot * order.blocks + rank, first, steps);
+        });
   }
 };
 
@@ -181,11 +184,10 @@ __device__ __forceinline__ void produce(const Arguments& g, int depth, Ring<kSta
   const int share = box_lines<kB, kCols>(depth) / static_cast<int>(blocks);
   const int skipped = share * static_cast<int>(ptx::cluster_rank());
   const auto sharers = static_cast<uint16_t>(blocks == 1 ? 0 : (1 << blocks) - 1);
-  for (uint32_t t = g.order.first(); t < g.order.count(); t += g.order.step) {
-    const TilePlace tile(g.order, t);
-    const int steps = g.steps(tile.part, depth);
-    for (int step = 0; step < steps; ++step, ring.advance()) {
-      const int k0 = static_cast<int>(tile.part * g.split.depth) + step * depth;
+  g.for_each_piece([&](const TilePlace& tile, uint32_t, int first, int steps) {
+    int step = g.stream.start(first, steps);
+    for (int i = 0; i < steps; ++i, ring.advance()) {
+      const int k0 = step * depth;
       char* const tile_a = stages + ring.stage * kStageBytes<kCols, kTileRows>;
       uint64_t* const barrier = &full[ring.stage];
       ptx::mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
@@ -194,8 +196,9 @@ __device__ __forceinline__ void produce(const Arguments& g, int depth, Ring<kSta
                                g.repeats_a ? 0 : tile.batch);
       load_tile<kB, kCols>(tile_a + kTileRows * kLine, map_b, barrier, tile.col * kCols, k0,
                            g.repeats_b ? 0 : tile.batch, skipped, sharers);
+      if (++step == first + steps) step = first;
     }
-  }
+  });
 }
 
 /// Brings the bias of a tile's columns. For the time of its first products: its last readers have
@@ -348,10 +351,10 @@ __device__ __forceinline__ void store_activated(const Arguments& g, const char* 
   }
 }
 
-/// Finishes a consumer's sums one by one, or puts them into the workspace where K is split. A warp
-/// passes its rows through its part of the buffer, half of a part's columns at a time, for lanes to
-/// own columns: accesses are whole lines, the sums of columns need no shuffles, and what an element
-/// needs in registers is held once and not beside every accumulator.
+/// Finishes a consumer's sums one by one. A warp passes its rows through its part of the buffer,
+/// half of a part's columns at a time, for lanes to own columns: accesses are whole lines, the sums
+/// of columns need no shuffles, and what an element needs in registers is held once and not beside
+/// every accumulator.
 template <int kCols>
 __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buffer& buffer,
                                                   const TilePlace& tile, int block,
@@ -389,15 +392,6 @@ __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buff
         float x[kBatch];
 #pragma unroll
         for (int r = 0; r < kBatch; ++r) x[r] = rows[at(first + r, i)];
-        if (g.split.parts > 1) {
-#pragma unroll
-          for (int r = 0; r < kBatch; ++r) {
-            if (r < count) {
-              *g.workspace.at(p, g.split.parts, tile.batch, tile.part, row + r, column) = x[r];
-            }
-          }
-          continue;
-        }
         p.finish_rows(to, row, count, column, x);
 #pragma unroll
         for (int r = 0; r < kBatch; ++r) total += x[r];
@@ -407,13 +401,48 @@ __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buff
   }
 }
 
+/// Sums of 64 rows of kCols columns as a warpgroup's threads hold them, four at a time.
+template <int kCols>
+struct HeldSums {
+  using Four = Pack<float, 4>;
+  static constexpr int kFours = kCols / 8;  // of a thread
+  static constexpr int kSize = kBlockRows * kCols;
+
+  Four* fours;
+
+  __device__ __forceinline__ HeldSums(float* pieces, int64_t block)
+      : fours(reinterpret_cast<Four*>(pieces + block * kSize)) {}
+  __device__ __forceinline__ Four& at(int i, int thread) const {
+    return fours[i * kConsumerThreads + thread];
+  }
+};
+
+/// Leaves the sums of a piece of a tile, from block `first` of 64 rows on, to the kernel that joins
+/// them.
+template <int kCols, int kBlocks>
+__device__ __forceinline__ void store_piece(const Arguments& g, uint32_t slot, int first,
+                                            const float (&sums)[kBlocks][kCols / 2]) {
+  const int blocks_of_tile = static_cast<int>(g.order.height) * kRows / kBlockRows;
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    const HeldSums<kCols> held(g.pieces, int64_t{slot} * blocks_of_tile + first + b);
+#pragma unroll
+    for (int i = 0; i < held.kFours; ++i) {
+      const float* const x = sums[b] + 4 * i;
+      held.at(i, reread_thread()) = {{x[0], x[1], x[2], x[3]}};
+    }
+  }
+}
+
 /// A consumer's sums of a tile's rows from block `first` on become C, of T where that has 16 bits
-/// and C has, or what is left to do becomes another kernel's. map: of C, or under a GELU of aux.
+/// and C has, or a piece that another kernel joins. map: of C, or under a GELU of aux.
 /// Several blocks are left to TMA alone.
 template <class T, int kCols, int kBlocks>
 __device__ __forceinline__ void store_tile(const Arguments& g, const TensorMap* map,
-                                           const Buffer& buffer, const TilePlace& tile, int first,
+                                           const Buffer& buffer, const TilePlace& tile,
+                                           uint32_t slot, int first,
                                            const float (&sums)[kBlocks][kCols / 2]) {
+  if (g.pieces) return store_piece<kCols, kBlocks>(g, slot, first, sums);
   if constexpr (sizeof(T) == 2) {
     if (kBlocks > 1 || g.store != Store::kElements) {
       constexpr int kPart = kPartCols<kCols>, kParts = kCols / kPart;
@@ -480,49 +509,116 @@ inline std::optional<TmaMatrix> stored_by_tma(const GemmProblem& problem) {
   return problem.n() % 8 == 0 && problem.aux.dtype() == problem.c.dtype() ? aux : std::nullopt;
 }
 
-/// A problem cut into tiles of 128 or 256 rows and `cols` columns and parts of K, with the memory
-/// that the kernel needs beside it.
+/// Adds the pieces of a tile. A block has 64 rows of 32 columns, a thread what it would hold of
+/// them.
+constexpr int kJoinedColumns = 32;
+
+template <int kCols>
+__global__ void __launch_bounds__(kConsumerThreads)
+    gemm_join_pieces_kernel(const __grid_constant__ Arguments g, bool has_vectors) {
+  const GemmArguments& p = g.p;
+  const uint32_t blocks_of_tile = g.order.height * kRows / kBlockRows;
+  const uint32_t block = blockIdx.x % blocks_of_tile;
+  const uint32_t rank = blockIdx.x / blocks_of_tile % g.order.blocks;
+  const uint32_t tile = blockIdx.x / (blocks_of_tile * g.order.blocks);
+  const TilePlace place(g.order, tile, rank);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
+  const int64_t row =
+      int64_t{place.row} * kRows + block * kBlockRows + thread / kWarp * kWarpRows + lane / 4;
+  constexpr int kFours = kJoinedColumns / 8;
+  const int first = static_cast<int>(blockIdx.y) * kFours;
+  Pack<float, 4> sums[kFours] = {};
+  for (uint32_t u = g.stream.first_unit(tile); u <= g.stream.last_unit(tile); ++u) {
+    const int64_t slot = int64_t{u + tile} * g.order.blocks + rank;
+    const HeldSums<kCols> held(g.pieces, slot * blocks_of_tile + block);
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const Pack<float, 4> more = held.at(first + i, thread);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[i].values[e] += more.values[e];
+    }
+  }
+  const GemmArguments::Output to = p.output(place.batch);
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    const int64_t column = int64_t{place.col} * kCols + 8 * (first + i) + 2 * (lane % 4);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (row + 8 * h >= p.m || column >= p.n) continue;
+      const float* const x = sums[i].values + 2 * h;
+      if (has_vectors) {
+        *reinterpret_cast<Pack<float, 2>*>(static_cast<float*>(p.c.elements.data) + to.c +
+                                           (row + 8 * h) * p.c.row + column) = {{x[0], x[1]}};
+        continue;
+      }
+      p.finish(to, row + 8 * h, column, x[0]);
+      if (column + 1 < p.n) p.finish(to, row + 8 * h, column + 1, x[1]);
+    }
+  }
+}
+
+/// A problem cut into tiles of 128 or 256 rows and kCols columns, with the memory that the kernel
+/// needs beside it.
+template <int kCols>
 struct Plan {
   Arguments g = {};
   TensorMap map = {};  // where TMA stores: C, or aux
+  Tensor pieces;       // undefined where tiles are whole
   std::optional<Remainder> rest;
   unsigned grid = 1;
   runtime::StreamHandle stream = nullptr;
 
-  /// blocks: of a cluster, 1 or 2; height: of a tile, times kRows.
-  Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int cols,
-       const KSplit& split, unsigned blocks = 1, unsigned height = 1) {
+  /// depth: of a step of K. length: of a unit where K is streamed, in steps, else 0. blocks: of a
+  /// cluster, 1 or 2; height: of a tile, times kRows.
+  Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int depth,
+       uint32_t length, unsigned blocks = 1, unsigned height = 1) {
     g.p = GemmArguments(problem);
-    const unsigned columns = tiles(g.p.n, cols), rows = tiles(g.p.m, kRows * height * blocks);
-    g.split = split;
-    const int64_t count = g.p.batches * rows * columns * g.split.parts;
+    const unsigned columns = tiles(g.p.n, kCols), rows = tiles(g.p.m, kRows * height * blocks);
+    const int64_t count = g.p.batches * rows * columns;
+    const unsigned steps = tiles(g.p.k, depth);
     WEFT_ASSERT(count < int64_t{1} << 31);
-    g.order = {rows,
-               columns,
-               static_cast<uint32_t>(g.split.parts),
-               static_cast<uint32_t>(g.p.batches),
-               blocks,
-               height,
-               1};
+    WEFT_ASSERT(length == 0 || count * steps < int64_t{1} << 31);
+    const auto whole = static_cast<uint32_t>(count);
+    g.stream = length > 0 ? Stream::of_length(whole, steps, length) : Stream::whole(whole, steps);
+    constexpr uint32_t kGroup = 8;
+    g.order = {.rows = rows,
+               .cols = columns,
+               .batches = static_cast<uint32_t>(g.p.batches),
+               .blocks = blocks,
+               .height = height,
+               .group = length > 0 ? rows : kGroup,
+               .step = 1};
     g.store = Store::kElements;
-    if (const auto out = stored_by_tma(problem); out && split.parts == 1) {
+    if (length > 0) {
+      pieces = Tensor::empty({g.stream.slots() * blocks, height * kRows, kCols}, DType::f32,
+                             problem.device());
+      g.pieces = pieces.data<float>();
+    } else if (const auto out = stored_by_tma(problem)) {
       constexpr Store kStores[] = {Store::kTma, Store::kGelu, Store::kDgelu};
       g.store = kStores[static_cast<int>(problem.epilogue)];
       map = matrix_map(*out, problem.c.dtype(), kBlockRows);
     }
     g.repeats_a = a.batches == 1;
     g.repeats_b = b.batches == 1;
-    rest.emplace(problem, g.p, g.split, g.p.batches * g.order.tile_rows() * kGroups);
-    g.workspace = rest->workspace;
+    rest.emplace(problem, g.p, KSplit{},
+                 length > 0 ? 0 : g.p.batches * g.order.tile_rows() * kGroups);
     g.partials = rest->partials;
     const int64_t multiprocessors = runtime::limits(problem.device().index).multiprocessors;
-    g.order.step = static_cast<uint32_t>(std::clamp<int64_t>(multiprocessors / blocks, 1, count));
+    g.order.step =
+        static_cast<uint32_t>(std::clamp<int64_t>(multiprocessors / blocks, 1, g.stream.units));
     grid = blocks * g.order.step;
     stream = current_stream_handle(problem.device());
   }
 
   /// What comes after the kernel.
-  void finish(const GemmProblem& problem) const { rest->finish(problem, g.p); }
+  void finish(const GemmProblem& problem) const {
+    if (g.pieces) {
+      const unsigned blocks = g.stream.tiles * g.order.blocks * g.order.height * kRows / kBlockRows;
+      WEFT_LAUNCH(gemm_join_pieces_kernel<kCols>, dim3(blocks, kCols / kJoinedColumns),
+                  kConsumerThreads, 0, stream, g, split_k::joins_vectors(problem, g.p));
+    }
+    rest->finish(problem, g.p);
+  }
 };
 
 }  // namespace weft::kernels::wgmma_tiles
