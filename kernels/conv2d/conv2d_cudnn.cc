@@ -1,7 +1,7 @@
 // cuDNN, opened when first asked for: the yardstick of our own kernels, and a choice.
 //
-// Its heuristics rank the algorithms; the first that always gives the same bits is taken. TF32 is
-// ruled out: f32 operands are multiplied as they are.
+// Its heuristics rank the algorithms; the first that always gives the same bits, and multiplies
+// operands as they are, is taken: neither TF32 nor what transforms and rounds them first.
 #include "kernels/conv2d/conv2d.h"
 #include "kernels/device/cudnn.h"
 
@@ -56,6 +56,15 @@ CudnnOwned<cudnnConvolutionDescriptor_t> convolution_of(const Conv2dProblem& p) 
   return owned;
 }
 
+/// FFT, Winograd: integers' sums are not exact.
+bool transforms(cudnnConvolutionFwdAlgo_t a) { return a >= CUDNN_CONVOLUTION_FWD_ALGO_FFT; }
+bool transforms(cudnnConvolutionBwdDataAlgo_t a) {
+  return a >= CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT;
+}
+bool transforms(cudnnConvolutionBwdFilterAlgo_t a) {
+  return a >= CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT;
+}
+
 /// Takes the best of the algorithms that `list(most, found, results)` ranks and calls
 /// compute(algorithm, workspace, its bytes). call: the function that compute calls.
 template <class Performance, class List, class Compute>
@@ -67,7 +76,7 @@ void with_best(const Conv2dProblem& p, cudnnConvolutionDescriptor_t convolution,
   cudnn().check(list(static_cast<int>(results.size()), &found, results.data()), call);
   for (const Performance& best : std::span(results).first(found)) {
     if (best.status != CUDNN_STATUS_SUCCESS || best.determinism != CUDNN_DETERMINISTIC ||
-        best.memory > kMostWorkspace) {
+        transforms(best.algo) || best.memory > kMostWorkspace) {
       continue;
     }
     cudnn().check(cudnn().cudnnSetConvolutionMathType(convolution, best.mathType), call);
@@ -75,7 +84,7 @@ void with_best(const Conv2dProblem& p, cudnnConvolutionDescriptor_t convolution,
         Tensor::empty({static_cast<int64_t>(best.memory)}, DType::u8, p.device());
     return cudnn().check(compute(best.algo, workspace.raw(), best.memory), call);
   }
-  WEFT_FAIL("cuDNN has no deterministic algorithm for {}", p.describe());
+  WEFT_FAIL("cuDNN has no deterministic algorithm without transforms for {}", p.describe());
 }
 
 }  // namespace
@@ -85,6 +94,8 @@ bool conv2d_fits_cudnn(const Conv2dProblem& p) {
   // The bias is added to what has been rounded to 16 bits.
   if (p.pass() == Conv2dPass::kForward && p.bias.defined() && itemsize(p.dtype()) == 2)
     return false;
+  // cudnnConvolutionBackwardBias knows no bf16.
+  if (p.dbias.defined() && p.dtype() == DType::bf16) return false;
   for (const Tensor* t : {&p.x, &p.w, &p.bias, &p.y, &p.dy, &p.dx, &p.dw, &p.dbias}) {
     if (!t->defined()) continue;
     if (!t->is_contiguous() || t->dtype() != p.dtype()) return false;
