@@ -450,12 +450,18 @@ nb::object deep_copy(nb::handle_t<Module> self, nb::dict memo) {
   return copies[0].second;
 }
 
-/// The module's name in a model; none: it is of another.
-std::optional<std::string> name_in(Module& model, const Module& module) {
-  for (const auto& [name, part] : model.named_modules()) {
-    if (part == &module) return name;
+/// The module of that name in a model; null: there is none.
+Module* part_at(Module& model, std::string_view path) {
+  Module* part = &model;
+  while (part && !path.empty()) {
+    const std::string_view name = path.substr(0, path.find('.'));
+    path.remove_prefix(std::min(name.size() + 1, path.size()));
+    const auto& children = ModuleAccess::children_of(*part);
+    const auto child =
+        std::ranges::find_if(children, [&](const auto& c) { return c.first == name; });
+    part = child == children.end() ? nullptr : child->second.get();
   }
-  return {};
+  return part;
 }
 
 /// By which copy.deepcopy() puts a model's modules and tensors in the place of another's.
@@ -479,23 +485,26 @@ nb::dict memo_of(Module& from, Module& to) {
   return memo;
 }
 
+/// What holds itself is not.
 bool is_plain(nb::handle value) {
   bool is_plain = true;
-  for_each_leaf(value, [&](nb::handle leaf) {
-    PyObject* const p = leaf.ptr();
-    is_plain = is_plain && (leaf.is_none() || PyLong_Check(p) || PyFloat_Check(p) ||
-                            PyUnicode_Check(p) || PyBytes_Check(p));
-  });
+  try {
+    for_each_leaf(value, [&](nb::handle leaf) {
+      PyObject* const p = leaf.ptr();
+      is_plain = is_plain && (leaf.is_none() || PyLong_Check(p) || PyFloat_Check(p) ||
+                              PyUnicode_Check(p) || PyBytes_Check(p));
+    });
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_RecursionError)) throw;
+    return false;
+  }
   return is_plain;
 }
 
 /// Sets an attribute of the module of that name.
-void set_in(Module& model, const std::string& module, nb::handle name, nb::handle value) {
-  for (const auto& [path, part] : model.named_modules()) {
-    if (path != module) continue;
-    nb::setattr(nb::cast(part, nb::rv_policy::reference), name, value);
-    return;
-  }
+void set_in(Module& model, const std::string& path, nb::handle name, nb::handle value) {
+  Module* const part = part_at(model, path);
+  if (part) nb::setattr(nb::cast(part, nb::rv_policy::reference), name, value);
 }
 
 nb::object copy_for(nb::handle value, Module& from, Module& to) {
@@ -519,16 +528,29 @@ struct Replicas {
   std::vector<std::weak_ptr<Module>> all;
 };
 
+namespace {
+
+/// Tells the parts of the model and of its replicas where they are.
+void label(const std::shared_ptr<Replicas>& replicas) {
+  const auto tell = [&](Module& whole, size_t replica) {
+    for (const auto& [path, part] : whole.named_modules()) {
+      if (auto* const known = dynamic_cast<Replicated*>(part)) *known = {replicas, replica, path};
+    }
+  };
+  tell(replicas->model, 0);
+  for (size_t i = 0; i < replicas->all.size(); ++i) {
+    if (const std::shared_ptr<Module> replica = replicas->all[i].lock()) tell(*replica, i + 1);
+  }
+}
+
+}  // namespace
+
 nn::ModelStructure with_followers(nn::ModelStructure structure, Module& module) {
   const auto replicas = std::make_shared<Replicas>(Replicas{module, {}});
   structure.replica = [make = structure.replica, replicas] {
     std::shared_ptr<Module> made = make();
     replicas->all.push_back(made);
-    for (Module* const model : {&replicas->model, made.get()}) {
-      for (const auto& [name, part] : model->named_modules()) {
-        if (auto* const known = dynamic_cast<Replicated*>(part)) known->replicas = replicas;
-      }
-    }
+    label(replicas);
     return made;
   };
   return structure;
@@ -536,21 +558,23 @@ nn::ModelStructure with_followers(nn::ModelStructure structure, Module& module) 
 
 void follow_attribute(Module& module, nb::handle name, nb::handle value) {
   const auto* const known = dynamic_cast<const Replicated*>(&module);
-  if (is_following || !known || !known->replicas) return;
-  const std::shared_ptr<Replicas> replicas = known->replicas;
-  Module& model = replicas->model;
+  if (is_following || !known || !known->replicas || known->replica > 1) return;
+  const Replicated here = *known;
+  Module& model = here.replicas->model;
   if (!train::Fabric::of(model)) return;
+  const std::shared_ptr<Module> first = here.replicas->all.front().lock();
+  Module* const whole = here.replica == 0 ? &model : first.get();
+  if (!whole || part_at(*whole, here.path) != &module) return;  // another has taken its place
   const ScopedValue following(is_following, true);
-  if (const auto path = name_in(model, module)) {
-    for (const std::weak_ptr<Module>& one : replicas->all) {
-      const std::shared_ptr<Module> replica = one.lock();
-      if (replica) set_in(*replica, *path, name, copy_for(value, model, *replica));
-    }
+  if (here.replica == 1) {
+    if (is_plain(value)) set_in(model, here.path, name, copy_for(value, *first, model));
     return;
   }
-  const std::shared_ptr<Module> first = replicas->all.front().lock();
-  const auto path = first ? name_in(*first, module) : std::nullopt;
-  if (path && is_plain(value)) set_in(model, *path, name, copy_for(value, *first, model));
+  for (const std::weak_ptr<Module>& one : here.replicas->all) {
+    const std::shared_ptr<Module> replica = one.lock();
+    if (replica) set_in(*replica, here.path, name, copy_for(value, model, *replica));
+  }
+  if (!is_plain(value)) label(here.replicas);  // it may be a module
 }
 
 void bind_structures(nb::module_& m, nb::class_<Module, Derivable<Module>>& module) {

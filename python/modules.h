@@ -81,6 +81,8 @@ struct Replicas;
 /// A module of a class that is written in Python: a part of such a model, or of a replica.
 struct Replicated {
   std::shared_ptr<Replicas> replicas;  // null: neither
+  size_t replica = 0;                  // from 1; 0: of the model
+  std::string path;                    // its name there
 };
 /// The structure with replicas that attributes follow to.
 nn::ModelStructure with_followers(nn::ModelStructure structure, nn::Module& module);

@@ -182,23 +182,6 @@ dist::Strategy& Fabric::strategy() const {
   return models_.empty() ? *geometry_ : *models_.front()->strategy;
 }
 
-void Fabric::check_optimizer(const optim::Optimizer& optimizer, const nn::Module* coming) const {
-  WEFT_CHECK(!optimizer.has_route(), "fabric: the optimizer was set up already");
-  if (low_bits_) low_bits_->check(optimizer);
-  WEFT_CHECK(!optimizer.has_stepped(),
-             "fabric: set an optimizer up before its first step: its state is of whole parameters");
-  std::unordered_set<const void*> to_come;
-  if (coming) {
-    for (const Tensor& tensor : coming->parameters()) to_come.insert(tensor.id());
-  }
-  for (const optim::ParameterGroup& group : optimizer.groups()) {
-    for (const auto& [name, tensor] : group.parameters) {
-      WEFT_CHECK(to_come.contains(tensor.id()) || find_parameter(tensor).first,
-                 "fabric: parameter \"{}\" of the optimizer is of no model that was set up", name);
-    }
-  }
-}
-
 std::vector<nn::Module*> Fabric::models_of(const optim::Optimizer& optimizer) const {
   std::vector<nn::Module*> modules;
   for (const auto& entry : optimizers_) {

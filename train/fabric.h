@@ -167,27 +167,24 @@ class Fabric {
   /// as the strategy says, and moves the model to the device. The strategy asks the model for its
   /// structure. Under dp replicas are made by the model's default constructor where the structure
   /// does not say how. A model whose Fabric is gone may be set up again where that has left it
-  /// whole. Throws Error for one that shares parameters with another that was set up.
+  /// whole. Throws Error for one that shares parameters with another that was set up, and for an
+  /// optimizer that was set up, comes twice, has stepped, has parameters of other models, needs
+  /// whole ones where the strategy cuts them, or, where a loss is scaled, has one that another has,
+  /// too: then nothing has changed.
   template <std::derived_from<nn::Module> Model, std::derived_from<optim::Optimizer>... Optimizers>
   void setup(Model& model, Optimizers&... optimizers) {
-    (check_optimizer(optimizers, &model), ...);
-    setup_model(model, structure_of(model));
-    (setup_optimizer(optimizers), ...);
+    setup(model, std::vector<optim::Optimizer*>{&optimizers...}, structure_of(model));
   }
   /// The same, for a model that does not describe itself.
   void setup(nn::Module& model, optim::Optimizer& optimizer, const nn::ModelStructure& structure) {
-    check_optimizer(optimizer, &model);
-    setup_model(model, structure);
-    setup_optimizer(optimizer);
+    setup(model, std::vector{&optimizer}, structure);
   }
+  void setup(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+             const nn::ModelStructure& structure);
   void setup_model(nn::Module& model, const nn::ModelStructure& structure);
-  /// Of parameters of models that were set up, one or several. Where a loss is scaled a parameter
-  /// may be in one optimizer alone.
-  void setup_optimizer(optim::Optimizer& optimizer);
-  /// Throws Error, as setup_optimizer() would, before anything has changed: for an optimizer that
-  /// was set up, has stepped, or has parameters of neither `coming`, a model that is about to be
-  /// set up or null, nor those that were.
-  void check_optimizer(const optim::Optimizer& optimizer, const nn::Module* coming) const;
+  /// Of parameters of models that were set up, one or several. Throws Error as setup() does.
+  void setup_optimizers(const std::vector<optim::Optimizer*>& optimizers);
+  void setup_optimizer(optim::Optimizer& optimizer) { setup_optimizers({&optimizer}); }
   /// Whose parameters an optimizer that was set up has.
   std::vector<nn::Module*> models_of(const optim::Optimizer& optimizer) const;
   /// Gives up a model and the optimizers of it: it is a module like any other again, without
@@ -266,9 +263,9 @@ class Fabric {
   /// batch last and is not through. zero_grad() of these optimizers keeps what has added up, of all
   /// their models: it may begin the loop's body or end it. In the last round it keeps that for a
   /// backward() or step() which follows; without one, in the place of step(), it leaves the step
-  /// out and drops all, at the latest when the round ends. Other models' gradients are whole, and
-  /// their optimizers step. Throws Error for models of which one has had more rounds of its step
-  /// than another.
+  /// out: behind the round the next accumulate(), backward(), clipping or step() drops all. Other
+  /// models' gradients are whole, and their optimizers step. Throws Error for models of which one
+  /// has had more rounds of its step than another.
   [[nodiscard]] std::shared_ptr<void> accumulate(const std::vector<nn::Module*>& models);
   [[nodiscard]] std::shared_ptr<void> accumulate(nn::Module& model) {
     return accumulate(std::vector<nn::Module*>{&model});
@@ -370,7 +367,7 @@ class Fabric {
     Tensor whole;               // the model's
     Tensor kept;                // what this rank has of it, and the optimizer
     bool is_touched = false;    // by the backward under way, or the latest
-    bool is_reached = false;    // by one since the gradient was dropped
+    bool is_reached = false;    // by one since the gradient was dropped, on this rank
     bool is_adding_up = false;  // accumulate() has a gradient of a step to come, of its optimizer
     // Where ranks have different samples.
     bool is_local = false;  // the gradient is this rank's alone; else summed over the ranks
@@ -398,7 +395,7 @@ class Fabric {
     std::vector<Model*> models;
     bool is_unscaled = false;  // its gradients, since they were computed
     bool is_used_up = false;   // a step has used them; zero_grad() is due where a loss is scaled
-    bool is_drop_due = false;  // at the round's end, unless a backward or a step comes before
+    bool is_drop_due = false;  // behind the round, unless a backward or a step comes before
   };
   class Gradients;
 
@@ -411,6 +408,9 @@ class Fabric {
   void lead_part(Model& model, const std::string& name, nn::Module& part);
   void check_call(const std::string& name, const nn::Module& part);
   void check_unshared(const nn::Module& model) const;
+  void check_optimizers(const std::vector<optim::Optimizer*>& optimizers,
+                        const nn::Module* coming) const;
+  void add_optimizer(optim::Optimizer& optimizer);
   /// Whether what a model was is there when it is no longer this Fabric's.
   bool leaves_whole(const Model& model) const;
   Model& only_model(std::string_view function);
@@ -440,6 +440,7 @@ class Fabric {
   void end_pass(Model& model);
   void abandon_pass(Model& model) const;
   void end_round();
+  void drop_what_is_due();
   static bool is_in_round(const Optimizer& optimizer);
   static bool waits(const Optimizer& optimizer);
   bool take_step(Optimizer& entry, double gradient_scale, const kernels::StepGate& gate);

@@ -348,30 +348,69 @@ void Fabric::check_call(const std::string& name, const nn::Module& part) {
                           : fmt::format("it would not run in {}", options_.precision));
 }
 
-void Fabric::setup_optimizer(optim::Optimizer& optimizer) {
+void Fabric::setup(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+                   const nn::ModelStructure& structure) {
+  check_optimizers(optimizers, &model);
+  setup_model(model, structure);
+  for (optim::Optimizer* const optimizer : optimizers) add_optimizer(*optimizer);
+}
+
+void Fabric::setup_optimizers(const std::vector<optim::Optimizer*>& optimizers) {
   forget_the_dead();
-  check_optimizer(optimizer, nullptr);
-  auto entry = std::make_unique<Optimizer>();
-  entry->optimizer = &optimizer;
+  check_optimizers(optimizers, nullptr);
+  for (optim::Optimizer* const optimizer : optimizers) add_optimizer(*optimizer);
+}
+
+/// All that may be wrong with optimizers, before any of them is set up, and before the model that
+/// is to come with them, if there is one.
+void Fabric::check_optimizers(const std::vector<optim::Optimizer*>& optimizers,
+                              const nn::Module* coming) const {
+  WEFT_CHECK(geometry_, "fabric: call launch() before setup()");
+  std::unordered_set<const void*> to_come;
+  if (coming) {
+    for (const Tensor& tensor : coming->parameters()) to_come.insert(tensor.id());
+  }
   std::unordered_set<const void*> taken;  // by optimizers that divide gradients by the loss scale
   for (const auto& other : optimizers_) {
-    if (!scaler_.is_enabled()) break;
+    if (other->is_alive.expired()) continue;
     for (const Tensor& tensor : other->optimizer->parameters()) taken.insert(tensor.id());
   }
+  std::unordered_set<const optim::Optimizer*> seen;
+  for (const optim::Optimizer* const optimizer : optimizers) {
+    WEFT_CHECK(!optimizer->has_route(), "fabric: the optimizer was set up already");
+    WEFT_CHECK(seen.insert(optimizer).second,
+               "fabric: setup() of one {} twice; expected each optimizer once", optimizer->kind());
+    if (low_bits_) low_bits_->check(*optimizer);
+    WEFT_CHECK(
+        !optimizer->has_stepped(),
+        "fabric: set an optimizer up before its first step: its state is of whole parameters");
+    WEFT_CHECK(!optimizer->needs_whole_parameters() || !geometry_->cuts_parameters(),
+               "fabric: {} needs whole parameters, and the strategy {} cuts them",
+               optimizer->kind(), options_.strategy.name);
+    for (const optim::ParameterGroup& group : optimizer->groups()) {
+      for (const auto& [name, tensor] : group.parameters) {
+        const Parameter* const parameter = find_parameter(tensor).second;
+        WEFT_CHECK(parameter || to_come.contains(tensor.id()),
+                   "fabric: parameter \"{}\" of the optimizer is of no model that was set up",
+                   name);
+        const bool is_first = taken.insert((parameter ? parameter->kept : tensor).id()).second;
+        WEFT_CHECK(is_first || !scaler_.is_enabled(),
+                   "fabric: parameter \"{}\" is in another optimizer, too: in {} both would divide "
+                   "its gradient by the loss scale",
+                   name, options_.precision);
+      }
+    }
+  }
+}
+
+void Fabric::add_optimizer(optim::Optimizer& optimizer) {
+  auto entry = std::make_unique<Optimizer>();
+  entry->optimizer = &optimizer;
   std::vector<optim::ParameterGroup> groups = optimizer.groups();
   for (optim::ParameterGroup& group : groups) {
     for (auto& [name, tensor] : group.parameters) {
       const auto [owner, parameter] = find_parameter(tensor);
-      WEFT_CHECK(
-          !taken.contains(parameter->kept.id()),
-          "fabric: parameter \"{}\" is in another optimizer that was set up: in {} both would "
-          "divide its gradient by the loss scale",
-          name, options_.precision);
-      const Tensor& mine = parameter->kept;
-      WEFT_CHECK(mine.shape() == tensor.shape() || !optimizer.needs_whole_parameters(),
-                 "fabric: {} needs whole parameters, and the strategy {} cuts \"{}\"",
-                 optimizer.kind(), options_.strategy.name, name);
-      tensor = mine;
+      tensor = parameter->kept;
       if (std::ranges::find(entry->models, owner) == entry->models.end()) {
         entry->models.push_back(owner);
       }

@@ -25,12 +25,14 @@ bool has_gradient(const Tensors& parameters) {
 
 Tensors Fabric::Gradients::complete(const Tensors& parameters) {
   fabric_.forget_the_dead();
+  fabric_.drop_what_is_due();
   std::unordered_map<const void*, Optimizer*> optimizer_of;
   for (const auto& entry : fabric_.optimizers_) {
     for (const Tensor& p : entry->optimizer->parameters()) optimizer_of[p.id()] = entry.get();
   }
   Tensors mine;
-  std::vector<std::pair<const Parameter*, Optimizer*>> all;
+  std::vector<Optimizer*> optimizers;
+  std::vector<const Parameter*> untrained;  // by any of them
   bool some_wait = false, some_do_not = false;
   for (const Tensor& tensor : parameters) {
     const auto [model, parameter] = fabric_.find_parameter(tensor);
@@ -41,22 +43,36 @@ Tensors Fabric::Gradients::complete(const Tensors& parameters) {
     (waits ? some_wait : some_do_not) = true;
     if (!waits) check_summed(*parameter, "clipping");
     mine.push_back(parameter->kept);
-    all.emplace_back(parameter, optimizer);
+    if (optimizer) optimizers.push_back(optimizer);
+    if (!optimizer) untrained.push_back(parameter);
   }
   WEFT_CHECK(!some_wait || !some_do_not,
              "clipping: some of the parameters wait for the last round of accumulate(), others do "
              "not; clip them apart");
   if (some_wait) return {};
-  for (const auto& [parameter, optimizer] : all) {
-    if (!fabric_.scaler_.is_enabled()) break;
-    // One that no backward has reached may have a gradient of zeros, which has no scale.
-    WEFT_CHECK(optimizer || !parameter->is_reached || !parameter->kept.grad().defined(),
+  if (!fabric_.scaler_.is_enabled()) return mine;
+  check_unscaled(untrained);
+  for (Optimizer* const optimizer : optimizers) fabric_.unscale(*optimizer);
+  return mine;
+}
+
+/// Throws Error, on all ranks, where the gradient of one of these, which no optimizer has, carries
+/// the loss scale on any of them. One that no backward has reached may have a gradient of zeros,
+/// which has no scale.
+void Fabric::Gradients::check_unscaled(const std::vector<const Parameter*>& parameters) const {
+  if (parameters.empty()) return;
+  std::vector<int32_t> mine;
+  for (const Parameter* const p : parameters) {
+    mine.push_back(p->is_reached && p->kept.grad().defined());
+  }
+  const Tensor carries = Tensor::from(mine, {static_cast<int64_t>(mine.size())});
+  fabric_.all_reduce(carries, dist::ReduceOp::kMax);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    WEFT_CHECK(carries.data<int32_t>()[i] == 0,
                "clipping: parameter \"{}\" is trained by no optimizer that was set up, which would "
                "divide its gradient by the loss scale",
-               parameter->name);
-    if (optimizer) fabric_.unscale(*optimizer);
+               parameters[i]->name);
   }
-  return mine;
 }
 
 Tensor Fabric::Gradients::norm(const Tensors& mine) {
@@ -166,6 +182,7 @@ void Fabric::abandon_pass(Model& model) const {
 
 void Fabric::run_backward(const std::function<void()>& pass) {
   forget_the_dead();
+  drop_what_is_due();  // which may move the scale that the pass takes
   for (const auto& entry : optimizers_) {
     if (!has_gradient(entry->optimizer->parameters())) entry->is_used_up = false;
     WEFT_CHECK(!entry->is_unscaled,
@@ -208,8 +225,7 @@ void Fabric::backward(const Tensor& loss) {
   const ScopedValue divides(divides_gradients_, is_in_round_ && !all_accumulate);
   const double parts =
       data_size() * (all_accumulate ? static_cast<double>(options_.accumulate) : 1.0);
-  const Tensor share = scaler_.scale(parts == 1 ? loss : loss * (1.0 / parts));
-  run_backward([&] { weft::backward(share); });
+  run_backward([&] { weft::backward(scaler_.scale(parts == 1 ? loss : loss * (1.0 / parts))); });
 }
 
 std::shared_ptr<void> Fabric::no_backward_sync(nn::Module& model, bool enabled) {
@@ -237,6 +253,7 @@ std::shared_ptr<void> Fabric::accumulate(const std::vector<nn::Module*>& models)
                entries[0]->rounds, entry.rounds);
     entries.push_back(&entry);
   }
+  drop_what_is_due();
   const int64_t round = entries[0]->rounds + 1;
   const bool is_last = round == options_.accumulate || watch_->latest().is_last;
   is_in_round_ = true;
@@ -258,17 +275,17 @@ std::shared_ptr<void> Fabric::accumulate(const std::vector<nn::Module*>& models)
           }};
 }
 
-/// A zero_grad() that has kept what the last round found, and behind which neither a backward() nor
-/// a step() came, was to leave the step out.
 void Fabric::end_round() {
   is_in_round_ = is_accumulating_ = false;
   for (const auto& model : models_) model->is_in_round = model->waits = false;
-  forget_the_dead();
+}
+
+/// A zero_grad() that has kept what the last round found, and behind which neither a backward() nor
+/// a step() came in that round, was to leave the step out.
+void Fabric::drop_what_is_due() {
+  if (is_in_round_) return;
   for (const auto& entry : optimizers_) {
-    if (!std::exchange(entry->is_drop_due, false)) continue;
-    for (Model* const model : entry->models) drop_gradients(*model, trained_by(*entry, *model));
-    if (entry->is_unscaled) scaler_.forget(*entry->optimizer);
-    entry->is_unscaled = entry->is_used_up = false;
+    if (entry->is_drop_due) drop_gradients(*entry);
   }
 }
 
@@ -288,7 +305,9 @@ double Fabric::unscale(optim::Optimizer& optimizer) {
 }
 
 Tensor Fabric::unread_unscale(optim::Optimizer& optimizer) {
-  return unscale(find_optimizer(optimizer, "unscale"));
+  Optimizer& entry = find_optimizer(optimizer, "unscale");
+  drop_what_is_due();
+  return unscale(entry);
 }
 
 Tensor Fabric::unscale(Optimizer& entry) {
@@ -319,6 +338,7 @@ bool Fabric::step(optim::Optimizer& optimizer, double gradient_scale,
 
 bool Fabric::take_step(Optimizer& entry, double gradient_scale, const kernels::StepGate& gate) {
   forget_the_dead();
+  drop_what_is_due();
   if (waits(entry)) return false;
   for (const Parameter* const p : trained_by(entry)) Gradients::check_summed(*p, "step()");
   poll_save();  // before anything changes: it may throw
@@ -405,7 +425,7 @@ void Fabric::drop_gradients(Optimizer& entry) {
 /// The optimizer's gradients are gone.
 void Fabric::settle(Optimizer& entry) {
   if (entry.is_unscaled) scaler_.forget(*entry.optimizer);
-  entry.is_unscaled = entry.is_used_up = false;
+  entry.is_unscaled = entry.is_used_up = entry.is_drop_due = false;
   if (is_update_due_) update_scale();
 }
 

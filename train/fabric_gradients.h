@@ -16,6 +16,8 @@ class Fabric::Gradients : public optim::GradientOwner {
   static void check_summed(const Parameter& parameter, const char* what);
 
  private:
+  void check_unscaled(const std::vector<const Parameter*>& parameters) const;
+
   Fabric& fabric_;
 };
 

@@ -14,6 +14,7 @@
 #include "dist/strategy/testing/oracle.h"
 #include "nn/nn.h"
 #include "optim/clip.h"
+#include "optim/layerwise.h"
 #include "optim/sgd.h"
 #include "train/fabric.h"
 #include "train/testing/every_strategy.h"
@@ -636,10 +637,11 @@ TEST_CASE("trap: a loss scale is no matter of what no backward reaches, nor of t
       optim::SGD optimizer(chosen(net, is_first), {.lr = 0.1});
       fabric.setup(net, optimizer);
       optim::SGD second(chosen(net, is_first), {.lr = 0.1});
-      dist::expect_error([&] { fabric.setup_optimizer(second); },
-                         fmt::format("fabric: parameter \"{}.weight\" is in another optimizer that "
-                                     "was set up: in 16-mixed",
-                                     has_first_alone ? "head" : "fc1"));
+      dist::expect_error(
+          [&] { fabric.setup_optimizer(second); },
+          fmt::format("fabric: parameter \"{}.weight\" is in another optimizer, too: "
+                      "in 16-mixed",
+                      has_first_alone ? "head" : "fc1"));
       Run run{fabric, net, optimizer, optimizer};
       run.backward(0);
       if (has_first_alone) {
@@ -665,7 +667,7 @@ TEST_CASE("trap: a loss scale is no matter of what no backward reaches, nor of t
     for (const Result& result : norms_of(options, false)) {
       CHECK(result.norms.at(0) == Approx(expected).epsilon(0.01));
     }
-    if (options.strategy.name != "pipeline") norms_of(options, true);
+    norms_of(options, true);
   }
   // Without a scale they may take turns.
   const auto take_turns = [](Fabric& fabric) {
@@ -676,6 +678,108 @@ TEST_CASE("trap: a loss scale is no matter of what no backward reaches, nor of t
     return Result{};
   };
   CHECK_NOTHROW(on_ranks({}, take_turns));
+}
+
+TEST_CASE("trap: what one rank alone has reached decides for all whether clipping throws") {
+  const FabricOptions options{.devices = 2, .precision = "16-mixed", .strategy = {.name = "ddp"}};
+  on_ranks(options, [](Fabric& fabric) {
+    Net net(4, false);
+    const auto is_of_head = [](const std::string& name) { return name.starts_with("head."); };
+    optim::SGD optimizer(chosen(net, is_of_head), {.lr = 0.1});
+    fabric.setup(net, optimizer);
+    const auto [x, labels] = rows_of(fabric, 0, -1);
+    const Tensor logits =
+        fabric.rank() == 0 ? net(x) : fabric.forward(net, [&, x = x] { return net.head(x); });
+    fabric.backward(ops::cross_entropy(logits, labels));
+    dist::expect_error([&] { optim::clip_grad_norm(net.parameters(), 1.0); },
+                       "clipping: parameter \"fc1.weight\" is trained by no optimizer");
+    optim::clip_grad_norm(optimizer.parameters(), 1.0);
+    WEFT_CHECK(optimizer.step(), "no step");
+    return Result{};
+  });
+}
+
+TEST_CASE("trap: a setup() whose optimizers are refused has changed nothing") {
+  for (const FabricOptions& given : {FabricOptions(),
+                                     FabricOptions{.devices = 2, .strategy = {.name = "ddp"}},
+                                     {.devices = 2, .strategy = {.name = "fsdp"}},
+                                     {.devices = 2, .strategy = {.name = "zero1"}},
+                                     {.devices = 2, .strategy = {.name = "tp"}},
+                                     {.devices = 4, .strategy = {.name = "fsdp+tp"}},
+                                     {.devices = 2, .strategy = {.name = "pipeline"}}}) {
+    INFO(given.strategy.name);
+    FabricOptions options = given;
+    options.precision = "16-mixed";
+    on_ranks(options, [&](Fabric& fabric) {
+      Net net(4, false);
+      const NamedTensors before = dist::cloned(net.state_dict());
+      optim::SGD all(net.named_parameters(), {.lr = 0.1}),
+          head(net.head.named_parameters(), {.lr = 0.1});
+      optim::Lars whole(net.named_parameters());
+      dist::expect_error([&] { fabric.setup(net, all, head); },
+                         "fabric: parameter \"weight\" is in another optimizer, too: in 16-mixed");
+      dist::expect_error([&] { fabric.setup(net, all, all); }, "fabric: setup() of one SGD twice");
+      const std::string& strategy = options.strategy.name;
+      const bool is_cut =
+          strategy == "zero1" || strategy.find("fsdp") != std::string::npos || strategy == "tp";
+      if (is_cut) {
+        dist::expect_error([&] { fabric.setup(net, whole); },
+                           fmt::format("fabric: LARS needs whole parameters, and the strategy {} "
+                                       "cuts them",
+                                       strategy));
+      }
+      WEFT_CHECK(!Fabric::of(net) && !net.fc1.weight.grad().defined(), "it is set up");
+      const NamedTensors after = net.state_dict();
+      WEFT_CHECK(dist::difference(after, before) == 0, "the model has changed");
+      if (is_cut) {
+        fabric.setup(net, all);
+      } else {
+        fabric.setup(net, whole);
+      }
+      const auto [x, labels] = rows_of(fabric, 0, -1);
+      fabric.backward(ops::cross_entropy(net(x), labels));
+      WEFT_CHECK(is_cut ? all.step() : whole.step(), "no step");
+      return Result{};
+    });
+  }
+}
+
+TEST_CASE("a step of rounds that is left out leaves no change of the loss scale behind") {
+  Fabric fabric({.precision = "16-mixed",
+                 .numerics = {.loss_scale = {.init_scale = 64, .growth_interval = 1}},
+                 .accumulate = 2});
+  fabric.launch(nullptr);
+  Net a(4, false), b(4, false);
+  optim::SGD of_a(a.named_parameters(), {.lr = 0.1}), of_b(b.named_parameters(), {.lr = 0.1});
+  fabric.setup(a, of_a);
+  fabric.setup(b, of_b);
+  const Tensor x = Tensor::full({4, 6}, 1);
+  for (int step = 0; step < 3; ++step) {
+    const int scale = 64 << step;
+    for (int part : {0, 1}) {
+      INFO("step " << step << ", part " << part);
+      const auto round = fabric.accumulate({&a, &b});
+      CHECK(fabric.scaler().get_scale() == scale);
+      if (part == 0) {
+        CHECK(!b.fc1.weight.grad().defined());
+        fabric.backward(ops::mean(a(x)) + ops::mean(b(x)));
+        continue;
+      }
+      of_b.zero_grad();  // in the place of b's backward and step
+      fabric.backward(ops::mean(a(x)));
+      // Both are divided by the scale, which then waits for b's step.
+      CHECK(optim::clip_grad_norm(a.parameters(), 1.0) > 0);
+      CHECK(optim::clip_grad_norm(b.parameters(), 1.0) > 0);
+      CHECK(of_a.step());
+      CHECK(fabric.scaler().get_scale() == scale);
+      of_a.zero_grad();
+    }
+  }
+  // The loss takes the scale that has moved.
+  const Tensor bias = a.head.bias;
+  fabric.backward(ops::sum(a(x)));
+  CHECK(fabric.scaler().get_scale() == 512);
+  for (double g : bias.grad().to_vector()) CHECK(g == 4 * 512);
 }
 
 TEST_CASE("gradients that wait for further rounds follow the loss scale") {

@@ -272,9 +272,10 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   /// Before a reduction.
   void prepare() {
     recover();
-    bool has_new = false;
+    bool has_new = false, has_changed = false;
     for (Parameter& p : parameters_) {
       const bool was_trained = std::exchange(p.is_trained, p.tensor.requires_grad());
+      has_changed = has_changed || p.is_trained != was_trained;
       if (!p.is_trained || was_trained) continue;
       p.expected = std::max(p.expected, 1);
       p.is_used = true;
@@ -282,7 +283,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       if (has_new || options_.static_graph) is_rebuilt_ = false;
     }
     if (has_new) build_buckets();
-    reset();
+    if (has_changed) reset();
   }
 
   /// Drops what a pass that failed has left.

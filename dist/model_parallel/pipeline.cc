@@ -354,12 +354,17 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     ++given_.forward;
   }
 
+  /// One that fails behind the header, for want of memory say, leaves the rest to the next.
   Tensor receive() {
     const NoGrad guard;
-    const Tensor header = Tensor::zeros({kHeader}, DType::i64);
-    forward_in_->recv(header, 0).wait();
-    const Tensor x = announced(header, device_);
+    if (!header_.defined()) {
+      const Tensor header = Tensor::zeros({kHeader}, DType::i64);
+      forward_in_->recv(header, 0).wait();
+      header_ = header;
+    }
+    const Tensor x = announced(header_, device_);
     forward_in_->recv(x, 0).wait();
+    header_ = {};
     ++taken_.forward;
     return x;
   }
@@ -434,6 +439,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     int64_t forward = 0, back = 0;  // micro-batches
   };
   Travelled given_, taken_;                      // to the neighbours, from them
+  Tensor header_;                                // of what comes next, once it was received
   std::deque<std::pair<Shape, DType>> awaited_;  // gradients that the next stage owes
 };
 

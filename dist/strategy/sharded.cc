@@ -33,6 +33,7 @@ class Sharded : public Strategy {
   optim::ParameterGroups groups(const optim::ParameterGroups& groups) override {
     return fsdp_->shard(groups);
   }
+  bool cuts_parameters() const override { return true; }
   Tensor forward(nn::Module& module, const Tensor& x) override {
     prepare(module);
     return module.unrouted(x);

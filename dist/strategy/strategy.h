@@ -50,6 +50,8 @@ class Strategy {
   virtual void wrap(nn::Module& module, const ModelStructure& structure) = 0;
   /// The groups for the optimizer of groups of the model's parameters.
   virtual optim::ParameterGroups groups(const optim::ParameterGroups& groups) { return groups; }
+  /// Whether there are parts of parameters in these. Known before wrap().
+  virtual bool cuts_parameters() const { return false; }
   virtual Tensor forward(nn::Module& module, const Tensor& x) { return module.unrouted(x); }
   /// What function() returns, which calls the model in another way. Throws Error where that cannot
   /// be shared out.

@@ -50,6 +50,7 @@ class TensorParallelStrategy : public Strategy {
     }
     return mine;
   }
+  bool cuts_parameters() const override { return tensor_->size() > 1 || inner_->cuts_parameters(); }
   Tensor forward(nn::Module& module, const Tensor& x) override {
     return inner_->forward(module, x);
   }

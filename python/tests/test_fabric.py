@@ -118,6 +118,11 @@ BROADCASTS = """
     everywhere(weft.tensor([1.0, 2.0, 3.0]), None)
     everywhere(weft.tensor([5]), weft.zeros(2))
     everywhere(3, weft.zeros(2))
+    # In memory that cannot be written as it comes there is no place for it.
+    everywhere(weft.tensor([[0, 1, 2], [3, 4, 5]]).T, weft.zeros(2, 3, dtype=weft.int64).T)
+    text = weft.as_tensor(b"abc")
+    everywhere(weft.as_tensor(b"xyz"), text)
+    fabric.print(fabric.all_gather(text).tolist())
     try:
         fabric.broadcast((lambda: 1) if rank == 0 else None)
     except Exception as error:
@@ -209,6 +214,8 @@ class Programs(unittest.TestCase):
     def test_a_broadcast_is_what_the_source_has(self):
         self.assertEqual(self.run_program(BROADCASTS), [
             "Tensor [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]", "Tensor [[5], [5]]", "int [3, 3]",
+            "Tensor [[[0, 3], [1, 4], [2, 5]], [[0, 3], [1, 4], [2, 5]]]",
+            "Tensor [[120, 121, 122], [120, 121, 122]]", "[[97, 98, 99], [97, 98, 99]]",
             "[0, 1] broadcast: rank 0 has an object that cannot be pickled",
         ])
 
@@ -603,7 +610,20 @@ class Loop(unittest.TestCase):
                             (stepped, "before its first step")):
             with self.assertRaisesRegex(weft.Error, said):
                 fabric.setup(model, optimizer, wrong)
+        with self.assertRaisesRegex(weft.Error, r"setup\(\) of one SGD twice"):
+            fabric.setup(model, optimizer, optimizer)
         self.assertEqual(fabric.setup(model, optimizer), (model, optimizer))
+        another = optim.SGD(model.named_parameters(), lr=0.1)
+        with self.assertRaisesRegex(weft.Error, r"setup\(\) of one SGD twice"):
+            fabric.setup_optimizers(another, another)
+        self.assertIs(fabric.setup_optimizers(another), another)
+        # With a loss scale an optimizer has its parameters alone.
+        scaled, probe = launched(precision="16-mixed"), Probe()
+        whole, bias = (optim.SGD(some, lr=0.1) for some in (probe.named_parameters(), [probe.line.bias]))
+        for optimizers in ((whole, bias), (bias, whole)):
+            with self.assertRaisesRegex(weft.Error, "is in another optimizer, too: in 16-mixed"):
+                scaled.setup(probe, *optimizers)
+        scaled.setup(probe, whole)
         # Of a model that was set up and one that is to be.
         new = nn.Linear(2, 2)
         both = [*new.named_parameters(), *(("other." + name, x) for name, x in other.named_parameters())]

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 import unittest
 import weakref
 
@@ -276,6 +277,78 @@ class Replicas(unittest.TestCase):
         model.calls = 20
         model(x)
         self.assertEqual(model.calls, 21)
+
+    def test_what_holds_itself_follows_the_model(self):
+        class Noted(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.line = nn.Linear(4, 2)
+
+            def forward(self, x):
+                own = [x.shape[0]]
+                own.append(own)
+                self.own = own
+                return self.line(x) * self.note[1][0]
+
+        x, model, note = weft.randn(4, 4), Noted(), [2.0]
+        note.append(note)
+        alone = copy.deepcopy(model)
+        fabric = dp(model)
+        for one in (model, alone):
+            one.note = note
+        y = model(x)
+        self.assertLess((y - alone(x)).abs().max().item(), 1e-6)
+        fabric.backward(y.sum())
+        self.assertFalse(hasattr(model, "own"))
+
+    def test_attributes_follow_modules_that_are_replaced(self):
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = Block(4), Block(4)
+                self.first.power = self.second.power = 1
+
+            def forward(self, x):
+                return self.first(x) ** self.first.power + self.second(x) ** self.second.power
+
+        x, model = weft.randn(4, 4), Two()
+        before, after = model.first, Block(4)
+        after.power = 1
+        alone = copy.deepcopy(model)
+        fabric = dp(model)
+        for one in (model, alone):
+            one.first = copy.deepcopy(after)
+            one.first.power = 2
+        before.power = 3  # which is no part of it any more
+        y = model(x)
+        self.assertLess((y - alone(x)).abs().max().item(), 1e-6)
+        fabric.backward(y.sum())
+
+    def test_attributes_follow_as_fast_in_a_model_of_many_modules(self):
+        class Counting(nn.Module):
+            def __init__(self, others):
+                super().__init__()
+                self.line = nn.Linear(4, 2)
+                self.others = nn.Sequential(*(nn.Identity() for _ in range(others)))
+
+            def forward(self, x):
+                begin = time.perf_counter()
+                for i in range(100):
+                    self.count = i
+                self.seconds = time.perf_counter() - begin
+                return self.line(x)
+
+        def seconds(others):
+            model, times = Counting(others), []
+            fabric = dp(model)
+            for _ in range(5):
+                y = model(weft.ones(1, 4))  # one row is the first copy's
+                times.append(model.seconds)
+            fabric.backward(y.sum())
+            self.assertEqual(model.count, 99)
+            return min(times)
+
+        self.assertLess(seconds(1000), 10 * seconds(2))
 
     def test_a_training_module(self):
         class Steps(weft.train.TrainingModule):

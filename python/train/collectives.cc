@@ -101,7 +101,8 @@ nb::bytes broadcast_bytes(const Fabric& fabric, const nb::bytes& mine, int sourc
   return nb::bytes(all.raw(), static_cast<size_t>(all.numel()));
 }
 
-/// A tensor, in place where this rank has one of its kind; any other object pickled.
+/// A tensor, in place where this rank has one of its kind to write to; any other object pickled.
+/// Behind the first collective no rank may fail alone: the others would wait for it.
 nb::object broadcast(const Fabric& fabric, nb::handle object, int source) {
   WEFT_CHECK(source >= 0 && source < fabric.size(), "broadcast: expected a rank below {}, got {}",
              fabric.size(), source);
@@ -133,12 +134,14 @@ nb::object broadcast(const Fabric& fabric, nb::handle object, int source) {
   const auto dtype = nb::cast<DType>(what[0]);
   const auto shape = nb::cast<Shape>(what[1]);
   const Device device = nb::cast<bool>(what[2]) ? fabric.device() : Device{};
-  const bool is_in_place = is_source || (mine && mine->shape() == shape && mine->dtype() == dtype &&
-                                         mine->device() == device);
-  if (is_in_place && !is_source) check_writable("broadcast", *mine);
-  const Tensor x = is_in_place ? *mine : Tensor::empty(shape, dtype, device);
+  const bool is_in_place = !is_source && mine && mine->shape() == shape && mine->dtype() == dtype &&
+                           mine->device() == device && mine->is_contiguous() &&
+                           !is_read_only(*mine);
+  const Tensor x = is_source     ? ops::contiguous(detach(*mine))
+                   : is_in_place ? *mine
+                                 : Tensor::empty(shape, dtype, device);
   unlocked([&] { fabric.broadcast(x, source); });
-  return is_in_place ? nb::borrow(object) : nb::cast(x);
+  return is_source || is_in_place ? nb::borrow(object) : nb::cast(x);
 }
 
 /// `with` it, the first rank runs the block before the others do.
@@ -183,10 +186,12 @@ void bind_collectives(nb::module_& m, nb::class_<Fabric>& fabric) {
            "[samples, ...]: the rows of all ranks, each sample of a loader's batch once; of a "
            "number one of each batch, float64. Also of those in tuples, lists, dicts and "
            "dataclasses.")
-      .def("broadcast", &broadcast, nb::arg("obj").none(), "src"_a = 0,
-           "Returns what rank src has, whatever the others have: a tensor, in place where this "
-           "rank's is of the same shape and dtype, on the CPU or the GPU as that is, else a new "
-           "one; any other object pickled.")
+      .def(
+          "broadcast", &broadcast, nb::arg("obj").none(), "src"_a = 0,
+          "Returns what rank src has, whatever the others have: a tensor, in place where this "
+          "rank's is of the same shape and dtype, on the CPU or the GPU as that is, contiguous and "
+          "not read-only, else a new one; any other object pickled. Every rank calls: of a tensor "
+          "it is three collectives, of another object two.")
       .def("broadcast", &broadcast, nb::arg("obj").none(), "source"_a)
       .def(
           "barrier", [](const Fabric& self, const std::optional<std::string>&) { self.barrier(); },

@@ -382,9 +382,11 @@ void set_up(Fabric& fabric, nb::handle model, const nb::tuple& optimizers, bool 
   if (module && !move_to_device) check_place(fabric, *module);
   {
     const nb::gil_scoped_release unlocked;
-    for (const optim::Optimizer* const optimizer : all) fabric.check_optimizer(*optimizer, module);
-    if (module) fabric.setup_model(*module, with_replica(module->structure(), *module));
-    for (optim::Optimizer* const optimizer : all) fabric.setup_optimizer(*optimizer);
+    if (module) {
+      fabric.setup(*module, all, with_replica(module->structure(), *module));
+    } else {
+      fabric.setup_optimizers(all);
+    }
   }
   // A step asks its models' strategies: these live as long as the optimizer does. The function is
   // never freed: Python goes before static objects do.

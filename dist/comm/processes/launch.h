@@ -63,8 +63,8 @@ using RestartCommand = std::function<std::vector<std::string>(int ranks)>;
 /// Runs `command` as ranks and returns the exit code: the first that is not 0, 128 + the number of
 /// a signal that ended mpirun, 130 where a signal asked this process to stop. Without a
 /// `restart_command` it is the same at every start. Ranks that are started again find
-/// kRestartVariable and kFirstRanksVariable set (rank_environment.h), the others what this process
-/// does. Throws Error for a hostfile that names no host.
+/// kRestartVariable and kFirstRanksVariable set (rank_environment.h), the others do not, whatever
+/// this process does. Throws Error for a hostfile that names no host.
 int launch(const LaunchOptions& options, const std::vector<std::string>& command,
            const RestartCommand& restart_command = {});
 

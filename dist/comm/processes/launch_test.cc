@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -20,6 +21,7 @@
 using namespace weft;
 using namespace weft::dist;
 using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
 
 namespace {
 
@@ -127,6 +129,36 @@ TEST_CASE("ranks do not take themselves for the task of srun, or the rank, that 
   for (const char* name : of_outer) ::unsetenv(name);
   for (const char* name : others) ::unsetenv(name);
   ::unsetenv("MASTER_ADDR");
+}
+
+TEST_CASE("ranks of a first start find nothing of the restarts of the rank that starts them") {
+  const std::string file = scratch("restarts");
+  const char* const of_outer[] = {"WEFT_RESTART", "WEFT_FIRST_RANKS", "TORCHELASTIC_RESTART_COUNT"};
+  for (const bool finds_mpirun : {true, false}) {
+    INFO("finds mpirun: " << finds_mpirun);
+    std::optional<NoMpirun> here;
+    if (!finds_mpirun) here.emplace();
+    std::ofstream(file).close();
+    for (const char* name : of_outer) ::setenv(name, "5", 1);
+    int code = -1;
+    captured_stderr([&] {
+      code = launch({.ranks = 1, .max_restarts = 1},
+                    shell("echo ${WEFT_RESTART:-none} of ${WEFT_FIRST_RANKS:-none}, "
+                          "${TORCHELASTIC_RESTART_COUNT:-0} >>" +
+                          file + "; [ -n \"$WEFT_RESTART\" ]"));
+    });
+    for (const char* name : of_outer) {
+      CHECK(std::getenv(name) == std::string("5"));  // this process stays what it is
+      ::unsetenv(name);
+    }
+    CHECK(code == 0);
+    std::ifstream stream(file);
+    std::string first, second;
+    std::getline(stream, first);
+    std::getline(stream, second);
+    CHECK(first == "none of none, 0");
+    CHECK_THAT(second, StartsWith("1 of 1, "));
+  }
 }
 
 TEST_CASE("a run goes on with as many of the ranks that are left as it can have") {

@@ -17,6 +17,8 @@
 namespace weft::dist {
 namespace {
 
+constexpr const char* kTorchRestartVariable = "TORCHELASTIC_RESTART_COUNT";
+
 /// Free when it was asked for.
 int free_port() {
   const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -33,7 +35,7 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-/// Of Open MPI's mpirun, PMIx, MPICH's mpirun, and a step of Slurm's.
+/// Of Open MPI's mpirun, PMIx, MPICH's mpirun, a step of Slurm's, and a launcher's restarts.
 bool is_of_outer_rank(std::string_view name) {
   if (name.starts_with("PMIX_MCA_")) return false;
   const auto starts = [name](std::string_view prefix) { return name.starts_with(prefix); };
@@ -42,7 +44,10 @@ bool is_of_outer_rank(std::string_view name) {
   constexpr std::string_view kOfStep[] = {
       "SLURM_STEP_ID", "SLURM_STEPID",  "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
       "SLURM_PROCID",  "SLURM_LOCALID", "SLURM_GTIDS"};
-  return std::ranges::any_of(kPrefixes, starts) || std::ranges::count(kOfStep, name) > 0;
+  constexpr std::string_view kOfRestarts[] = {kRestartVariable, kTorchRestartVariable,
+                                              kFirstRanksVariable};
+  return std::ranges::any_of(kPrefixes, starts) || std::ranges::count(kOfStep, name) > 0 ||
+         std::ranges::count(kOfRestarts, name) > 0;
 }
 
 }  // namespace
@@ -81,7 +86,7 @@ void set_rank_environment(const RankPlace& place, const MeetingPoint& meeting, P
     ::setenv(name, value.c_str(), 1);
   };
   const auto set_number = [&](const char* name, int value) { set(name, std::to_string(value)); };
-  set_number("TORCHELASTIC_RESTART_COUNT", restarts());
+  set_number(kTorchRestartVariable, restarts());
   set_number("RANK", place.rank);
   set_number("WORLD_SIZE", place.size);
   set_number("LOCAL_RANK", place.local_rank);
@@ -106,7 +111,7 @@ void forget_outer_rank() {
 }
 
 int restarts() {
-  for (const char* name : {kRestartVariable, "TORCHELASTIC_RESTART_COUNT"}) {
+  for (const char* name : {kRestartVariable, kTorchRestartVariable}) {
     if (variable(name)) return variable_number(name, 0, std::numeric_limits<int>::max());
   }
   return 0;

@@ -47,9 +47,9 @@ void set_rank_environment(const RankPlace& place, const MeetingPoint& meeting,
                           Present present = Present::kReplaced);
 
 /// Takes out of this process's environment what mpirun or srun have said to it as a rank, or as a
-/// task: what it starts is a run of its own, whose ranks would else take themselves, and an MPI of
-/// theirs would take them, for that one rank. What is configured stays (PMIX_MCA_*, OMPI_MCA_*),
-/// and what is of Slurm's job.
+/// task, and a launcher of the restarts of its run: what it starts is a run of its own, whose ranks
+/// would else take themselves, and an MPI of theirs would take them, for that one rank. What is
+/// configured stays (PMIX_MCA_*, OMPI_MCA_*), and what is of Slurm's job.
 void forget_outer_rank();
 
 /// The variable by which a launcher says how often it has started all ranks again.
