@@ -73,6 +73,16 @@ namespace pointwise_kernels {
 inline constexpr int kThreads = 256;
 inline constexpr int kVector = 8;
 
+/// Element i, n times.
+template <class Access, int n>
+__device__ __forceinline__ void load_repeated(const Elements& from, int64_t i,
+                                              typename Access::Value (&x)[n]) {
+  typename Access::Value one[1];
+  Access::load(from, i, one);
+#pragma unroll
+  for (int v = 0; v < n; ++v) x[v] = one[0];
+}
+
 /// Thread t of the grid owns the vectors t, t + threads, ...; the first threads own the ragged end.
 template <class Access, int kInputs, class F>
 __global__ void __launch_bounds__(kThreads)
@@ -84,10 +94,7 @@ __global__ void __launch_bounds__(kThreads)
   Value in[kSlots][kVector], out[kVector];
   for (int k = 0; k < kInputs; ++k) {
     if (!p.is_constant[k]) continue;
-    Value one[1];
-    Access::load(p.in[k], 0, one);
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) in[k][v] = one[0];
+    load_repeated<Access>(p.in[k], 0, in[k]);
   }
   const int64_t whole = p.numel / kVector * kVector;
   for (int64_t i = thread * kVector; i < whole; i += threads * kVector) {
@@ -131,14 +138,11 @@ __global__ void __launch_bounds__(kThreads)
     Value in[kSlots][n], out[n];
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) {
-      if (n == 1 || !p.is_constant[k]) {
+      if (n > 1 && p.is_constant[k]) {
+        load_repeated<Access>(p.in[k], from[k], in[k]);
+      } else {
         Access::load(p.in[k], from[k], in[k]);
-        continue;
       }
-      Value one[1];
-      Access::load(p.in[k], from[k], one);
-#pragma unroll
-      for (int v = 0; v < n; ++v) in[k][v] = one[0];
     }
     f(in, out);
     Access::store(p.out, to, out);
@@ -172,7 +176,7 @@ void pointwise(const F& f, const Tensor& y, const std::array<Tensor, kInputs>& i
     p.out_strides[d] = walk.strides(0)[d];
   }
   const int last = p.dims - 1;
-  bool rows_fit = last >= 0 && has_vectors(p.out_strides, p.dims, p.shape[last]);
+  bool rows_fit = has_vectors(p.out_strides, p.dims, p.shape[last]);
   for (int k = 0; k < kCount; ++k) {
     p.in[k] = Elements(inputs[k]);
     p.is_constant[k] = walk.is_constant(k + 1);

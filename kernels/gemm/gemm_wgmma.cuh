@@ -73,7 +73,6 @@ struct TileOrder {
   uint32_t group;   // rows of a column
   uint32_t step;    // of a block's walk
 
-  __host__ __device__ uint32_t count() const { return rows * cols * batches; }
   /// In kRows, of all tiles, which may end below C.
   __host__ __device__ int64_t tile_rows() const { return int64_t{rows} * blocks * height; }
   __device__ __forceinline__ uint32_t first() const { return blockIdx.x / blocks; }
