@@ -148,23 +148,20 @@ void for_each_granule(uintptr_t begin, size_t bytes, F&& f) {
   }
 }
 
-/// Enters the access into granule_at(address) of its granules and reports races.
-template <class F>
-void enter_granules(const Visitor& visitor, const char* space, uintptr_t begin, size_t bytes,
-                    bool forgets_clusters, F&& granule_at) {
+/// Enters the access into a granule and reports races; returns what enter() does.
+std::optional<bool> enter_granule(const Visitor& visitor, const char* space, Granule& granule,
+                                  uint8_t mask, bool forgets_clusters) {
   State& s = state();
   const Timeline timeline{s.launch_start, s.cluster_start, forgets_clusters, &s.cluster_starts};
-  for_each_granule(begin, bytes, [&](uintptr_t address, uint8_t mask) {
-    const auto random = [&] { return static_cast<uint32_t>(s.next_random()); };
-    enter(granule_at(address), mask, visitor.event, timeline, random, [&](const Record& record) {
-      const bool is_same_cluster = record.clock > s.cluster_start;
-      report(fmt::format("race {} {}", visitor.event.place, record.place),
-             fmt::format("data race in {} memory: {}, and {} by {} at {}, with nothing that orders "
-                         "them",
-                         space, where(visitor), kNames[static_cast<int>(record.access)],
-                         is_same_cluster ? describe_agent(record.agent) : "another block",
-                         to_string(record.place)));
-    });
+  const auto random = [&] { return static_cast<uint32_t>(s.next_random()); };
+  return enter(granule, mask, visitor.event, timeline, random, [&](const Record& record) {
+    const bool is_same_cluster = record.clock > s.cluster_start;
+    report(fmt::format("race {} {}", visitor.event.place, record.place),
+           fmt::format("data race in {} memory: {}, and {} by {} at {}, with nothing that orders "
+                       "them",
+                       space, where(visitor), kNames[static_cast<int>(record.access)],
+                       is_same_cluster ? describe_agent(record.agent) : "another block",
+                       to_string(record.place)));
   });
 }
 
@@ -183,8 +180,8 @@ void visit_shared(const Visitor& visitor, size_t offset, size_t bytes) {
   check_written(visitor, states, ByteState::kUnwritten, ByteState::kWritten, [&] {
     return fmt::format("shared memory: {}, {} bytes after its start", where(visitor), in_arena);
   });
-  enter_granules(visitor, "shared", offset, bytes, true, [&](uintptr_t granule) -> Granule& {
-    return s.granules[granule / kGranuleBytes];
+  for_each_granule(offset, bytes, [&](uintptr_t granule, uint8_t mask) {
+    enter_granule(visitor, "shared", s.granules[granule / kGranuleBytes], mask, true);
   });
 }
 
@@ -224,8 +221,18 @@ void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
                          address - region.begin, region.end - region.begin);
     });
   }
-  enter_granules(visitor, "global", address, bytes, false,
-                 [](uintptr_t granule) -> Granule& { return state().global.at(granule); });
+  State& s = state();
+  for_each_granule(address, bytes, [&](uintptr_t at, uint8_t mask) {
+    const auto [granule, has_readers_alone] = s.global.at(at, s.launch_start);
+    // Most accesses read what a whole grid reads and nobody writes: one of them in sixteen is noted.
+    constexpr uint64_t kNotedOneIn = 16;
+    if (has_readers_alone && visitor.event.access == Access::kRead &&
+        s.next_random() % kNotedOneIn != 0) {
+      return;
+    }
+    has_readers_alone =
+        enter_granule(visitor, "global", granule, mask, false).value_or(has_readers_alone);
+  });
 }
 
 /// Reports generic writes that no proxy fence has shown to the asynchronous agent that reads.

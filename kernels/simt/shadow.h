@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -22,7 +23,7 @@ struct Record {
   Clock clock = 0;
   Place place = 0;
   uint16_t agent = 0;
-  uint8_t mask = 0;  // 0: empty
+  uint8_t mask = 0;  // 0: empty, and so are those behind it
   Access access = Access::kRead;
 };
 
@@ -52,12 +53,17 @@ struct Timeline {
   bool forgets_clusters = false;  // shared memory: what earlier clusters did is gone
   const std::vector<Clock>* cluster_starts = nullptr;  // of the launch, ascending
 
+  /// Whether the record is of something that has ended: everything comes after it.
+  bool is_over(const Record& record) const {
+    return record.clock <= (forgets_clusters ? cluster_start : launch_start);
+  }
+  /// For records of what goes on.
   bool is_ordered(const Record& record, const Event& event) const {
     if (record.clock > cluster_start) {
       return record.agent == event.agent || record.agent == event.issuer ||
              event.known->seen[record.agent] >= record.clock;
     }
-    return forgets_clusters || record.clock <= launch_start || is_learnt(record, event);
+    return is_learnt(record, event);
   }
 
  private:
@@ -66,10 +72,11 @@ struct Timeline {
 };
 
 /// Enters the event for bytes `mask`; calls race(record) for each record that it races with.
-/// random() gives 32 random bits, where there is a choice.
+/// random() gives 32 random bits, where there is a choice. Tells whether the granule is now full of
+/// concurrent readers, unless it is left as it was.
 template <class Random, class OnRace>
-void enter(Granule& granule, uint8_t mask, const Event& event, const Timeline& timeline,
-           Random&& random, OnRace&& race) {
+std::optional<bool> enter(Granule& granule, uint8_t mask, const Event& event,
+                          const Timeline& timeline, Random&& random, OnRace&& race) {
   constexpr uint8_t kSpent = 0x80;  // room for a new record; those behind it still count
   const bool writes = event.access != Access::kRead;
   Record* room = nullptr;
@@ -77,9 +84,9 @@ void enter(Granule& granule, uint8_t mask, const Event& event, const Timeline& t
     // The same again before the agent has released anything: whoever raced with it was told.
     if (record.clock == event.clock && record.agent == event.agent &&
         record.access == event.access && (mask & ~record.mask) == 0 && record.mask != kSpent) {
-      return;
+      return {};
     }
-    if (record.mask == 0 || record.mask == kSpent) {
+    if (record.mask == kSpent || timeline.is_over(record)) {
       if (room == nullptr) room = &record;
       if (record.mask == 0) break;
       continue;
@@ -100,7 +107,8 @@ void enter(Granule& granule, uint8_t mask, const Event& event, const Timeline& t
       }
     }
   }
-  if (room == nullptr) {
+  const bool is_full = room == nullptr;
+  if (is_full) {
     const size_t first = random() % granule.records.size();
     room = &granule.records[first];
     for (size_t i = 0; i < granule.records.size(); ++i) {
@@ -111,20 +119,33 @@ void enter(Granule& granule, uint8_t mask, const Event& event, const Timeline& t
     }
   }
   *room = {event.clock, event.place, event.agent, mask, event.access};
+  return is_full && std::ranges::all_of(granule.records, [](const Record& record) {
+           return record.access == Access::kRead;
+         });
 }
 
 /// The granules of global memory, made as they are touched.
 class GlobalShadow {
  public:
-  Granule& at(uintptr_t address) {
-    const uintptr_t page = address / kPageBytes;
-    Recent& recent = recent_[page % std::size(recent_)];
-    if (page != recent.number) {
-      std::unique_ptr<Page>& entry = pages_[page];
+  struct Place {
+    Granule& granule;
+    bool& has_readers_alone;  // as many as it has room for
+  };
+  Place at(uintptr_t address, Clock launch_start) {
+    const uintptr_t number = address / kPageBytes;
+    Recent& recent = recent_[number % std::size(recent_)];
+    if (number != recent.number) {
+      std::unique_ptr<Page>& entry = pages_[number];
       if (!entry) entry = std::make_unique<Page>();
-      recent = {page, entry.get()};
+      recent = {number, entry.get()};
     }
-    return (*recent.page)[address % kPageBytes / kGranuleBytes];
+    Page& page = *recent.page;
+    if (page.launch_start != launch_start) {
+      page.launch_start = launch_start;
+      page.has_readers_alone = {};
+    }
+    const size_t place = address % kPageBytes / kGranuleBytes;
+    return {page.granules[place], page.has_readers_alone[place]};
   }
   size_t pages() const { return pages_.size(); }
   void clear() {
@@ -134,7 +155,11 @@ class GlobalShadow {
 
  private:
   static constexpr size_t kPageBytes = 4096;
-  using Page = std::array<Granule, kPageBytes / kGranuleBytes>;
+  struct Page {
+    std::array<Granule, kPageBytes / kGranuleBytes> granules;
+    std::array<bool, kPageBytes / kGranuleBytes> has_readers_alone{};
+    Clock launch_start = 0;  // of the launch that these were noted in
+  };
 
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
   /// Pages met of late, by the last bits of their numbers.
