@@ -1,6 +1,7 @@
 // Shapes and dtypes that cross_entropy is tested and timed on.
 #pragma once
 
+#include "core/view.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/testing/op_table.h"
 
@@ -68,9 +69,11 @@ inline OpTable cross_entropy_table() {
           for (int64_t classes : {1, 10, 15, 16, 17, 31, 32, 33, 127}) add(13, classes, form);
           add(0, 10, form);
           add(1, 1000, form);
-          if (pass == Pass::kBoth) {  // rows at the edges of what registers hold
+          if (pass == Pass::kBoth) {  // rows at the edges of what registers hold, and any place
             for (int64_t classes : {255, 256, 257, 1024, 1025}) add(2, classes, form);
+            add(9, 1027, form);
           }
+          add(2, 4099, form);
           CrossEntropyForm strided = form;
           strided.strided = true;
           add(11, 37, strided);
@@ -99,6 +102,43 @@ inline OpTable cross_entropy_table() {
                                     .lse = in.normal({9}, DType::f32, 0.1, 3),
                                     .dloss = in.normal({9}, DType::f32),
                                     .dlogits = in.output({9, 20}, DType::bf16)};
+                   }});
+  // Gradients in the place of their logits; rows of a wider matrix, whose vectors lie elsewhere.
+  for (int64_t classes : {37, 1027}) {
+    cases.push_back({fmt::format("in_place_{}_bf16", classes), [=](Inputs& in) {
+                       const Tensor loss = in.output({5}, DType::f32);
+                       const Tensor lse = in.output({5}, DType::f32);
+                       const Tensor x = in.inout(in.normal({5, classes}, DType::bf16, 3, 5));
+                       return Problem{.logits = x,
+                                      .labels = in.integers({5}, DType::i64, 0, classes - 1),
+                                      .loss = loss,
+                                      .lse = lse,
+                                      .dloss = in.normal({5}, DType::f32),
+                                      .dlogits = x};
+                     }});
+  }
+  for (int64_t columns : {1032, 1036}) {
+    cases.push_back(
+        {fmt::format("1027_of_{}_bf16", columns), [=](Inputs& in) {
+           Problem p = cross_entropy_case(in, 5, 1027, {.dtype = DType::bf16, .pass = Pass::kBoth});
+           p.logits = view::narrow(in.normal({5, columns}, DType::bf16, 3, 5), 1, 0, 1027);
+           return p;
+         }});
+  }
+  // A long row far from zero; logits of -inf, for whole threads; a NaN among them; an infinity;
+  // nothing but -inf.
+  cases.push_back({"special_4099_f32", [](Inputs& in) {
+                     constexpr int64_t kClasses = 4099;
+                     Problem p = cross_entropy_case(in, 5, kClasses, {});
+                     auto* const x = p.logits.data<float>();
+                     for (int64_t c = 0; c < kClasses; ++c) {
+                       x[c] += 1e6f;
+                       if (c < 4000) x[kClasses + c] = x[2 * kClasses + c] = -INFINITY;
+                       x[4 * kClasses + c] = -INFINITY;
+                     }
+                     x[2 * kClasses + 7] = NAN;
+                     x[3 * kClasses + 4098] = INFINITY;
+                     return p;
                    }});
   // A row far from zero, one class at -inf that is not the label, one that is, a NaN, an infinity.
   cases.push_back({"special_f32", [](Inputs& in) {

@@ -131,6 +131,25 @@ bool with_row_tile(int64_t n, bool vectors, F&& f) {
 /// Threads of a block that takes a row of any length, reading it as often as it needs.
 inline constexpr int kLongRowThreads = 256;
 
+/// Calls f(Int<k>(), i) for the k elements from i on, until this thread of kLongRowThreads has had
+/// its share of a row of n. With `vectors`, rows may begin anywhere in memory that is_aligned() to
+/// 8, this one at its element `first`: 8 elements at a time, but for those before the first place
+/// that they may be read from and those behind the last.
+template <class F>
+__device__ __forceinline__ void for_each_long_step(int64_t first, int64_t n, bool vectors, F f) {
+  constexpr int kVector = 8;
+  const int64_t before = -first & (kVector - 1);
+  const int64_t head = vectors && before < n ? before : n;
+  const int64_t steps = (n - head) / kVector;
+  for (int64_t s = threadIdx.x; s < steps; s += kLongRowThreads) {
+    f(Int<kVector>(), head + s * kVector);
+  }
+#pragma unroll 1
+  for (int64_t i = threadIdx.x; i < n - steps * kVector; i += kLongRowThreads) {
+    f(Int<1>(), i < head ? i : i + steps * kVector);
+  }
+}
+
 /// The sum of f(i) over a row of n, by a block, in all its threads.
 template <class Acc, class F>
 __device__ __forceinline__ Acc long_row_sum(int64_t n, F f) {
