@@ -1,8 +1,8 @@
 // Up to 1024 f32 logits stay in a warp's registers, so that the loss and its gradient take one read
 // and one write of memory. A longer row is a block's, in vectors, which looks at it twice: once for
-// the maximum and the sum of exponentials together (Milakov and Gimelshein 2018, "Online normalizer
-// calculation for softmax"), once for the gradient; the second read hits the caches up to some ten
-// thousand classes. Smoothing and soft labels read it once more. Both are bound by memory.
+// the maximum and the sum of exponentials together, once for the gradient; the second read hits the
+// caches up to some ten thousand classes. Smoothing and soft labels read it once more. Both are
+// bound by memory.
 //
 // The bits are the same whether the gradient comes with the loss or by a launch of its own. Every
 // difference is taken from the maximum, so that a large common offset of the logits costs no
@@ -132,21 +132,10 @@ struct BlockLogits {
     });
   }
   static __device__ Acc sum(Acc x) { return block_sum<kLongRowThreads>(x); }
-  /// What was summed is scaled anew where a larger logit comes.
   __device__ LogSum<Acc> log_sum() const {
-    // exp(x - shift) of -inf is 0, also where this thread has seen nothing larger.
-    const auto shift_of = [](Acc max) { return max == -INFINITY ? Acc{0} : max; };
-    const auto larger = [](Acc a, Acc b) { return a > b ? a : b; };
-    Acc max = -INFINITY, total = 0;
-    for_each([&](int64_t, const auto& x) {
-      Acc next = max;
-      for (const Acc logit : x) next = larger(logit, next);
-      total *= std::exp(max - shift_of(next));
-      max = next;
-      for (const Acc logit : x) total += std::exp(logit - shift_of(max));
-    });
-    const Acc whole = block_join<kLongRowThreads>(max, larger);
-    return {whole, std::log(sum(total * std::exp(max - whole)))};
+    const Exponentials<Acc> all = long_row_exponentials<Acc>(
+        [&](auto f) { for_each([&](int64_t, const auto& x) { f(x); }); });
+    return {all.max, std::log(all.sum)};
   }
   static __device__ void wait() { __syncthreads(); }
 };

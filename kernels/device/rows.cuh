@@ -150,6 +150,32 @@ __device__ __forceinline__ void for_each_long_step(int64_t first, int64_t n, boo
   }
 }
 
+/// A row's maximum, and the sum of the exponentials of what its elements lie below it.
+template <class Acc>
+struct Exponentials {
+  Acc max, sum;
+};
+
+/// Those of a row, by a block, in all its threads. for_each(f) calls f(x) for arrays x of this
+/// thread's elements; what was summed is scaled anew where a larger one comes (Milakov and
+/// Gimelshein 2018, "Online normalizer calculation for softmax").
+template <class Acc, class ForEach>
+__device__ __forceinline__ Exponentials<Acc> long_row_exponentials(ForEach for_each) {
+  // exp(x - shift) of -inf is 0, also where this thread has seen nothing larger.
+  const auto shift_of = [](Acc max) { return max == -INFINITY ? Acc{0} : max; };
+  const auto larger = [](Acc a, Acc b) { return a > b ? a : b; };
+  Acc max = -INFINITY, sum = 0;
+  for_each([&](const auto& x) {
+    Acc next = max;
+    for (const Acc element : x) next = larger(element, next);
+    sum *= std::exp(max - shift_of(next));
+    max = next;
+    for (const Acc element : x) sum += std::exp(element - shift_of(max));
+  });
+  const Acc whole = block_join<kLongRowThreads>(max, larger);
+  return {whole, block_sum<kLongRowThreads>(sum * std::exp(max - whole))};
+}
+
 /// The sum of f(i) over a row of n, by a block, in all its threads.
 template <class Acc, class F>
 __device__ __forceinline__ Acc long_row_sum(int64_t n, F f) {

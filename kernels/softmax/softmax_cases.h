@@ -39,6 +39,8 @@ inline OpTable softmax_table() {
         for (int64_t n : {0, 1, 15, 16, 17, 31, 32, 33, 197}) {
           add({5, n}, 1, dtype, log, backward, false);
         }
+        // Beyond what registers hold: in vectors, and from any place.
+        for (int64_t n : {1027, 3080, 4099}) add({3, n}, 1, dtype, log, backward, false);
         add({3, 7, 5}, 1, dtype, log, backward, false);
         add({4, 3, 37}, -1, dtype, log, backward, true);
         add({11, 3}, 0, dtype, log, backward, true);

@@ -1,6 +1,7 @@
 // A warp per row with the row in its registers, read once and written once: rows of up to 3072
 // elements (1024 where they do not fit vectors). Memory-bound; with 4 warps a block and 32 to 96
-// registers of data a thread, an SM has enough loads in flight.
+// registers of data a thread, an SM has enough loads in flight. Longer rows are a block's, which
+// reads them twice.
 #include "core/stream.h"
 #include "core/view.h"
 #include "kernels/copy/copy.h"
@@ -15,6 +16,7 @@ struct SoftmaxRows {
   RowElements x, y, dy, dx;
   int64_t rows, n;
   bool log;
+  bool vectors;  // whether each tensor as a whole is aligned to 8 elements
 };
 
 template <class Acc, int kVector, int kSteps>
@@ -77,31 +79,47 @@ __global__ void __launch_bounds__(kRowThreads) softmax_backward_kernel(SoftmaxRo
 template <class Acc>
 __global__ void __launch_bounds__(kLongRowThreads, 2) softmax_long_kernel(SoftmaxRows p) {
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    const auto x = [&](int64_t i) { return p.x.at<Acc>(row, i); };
+    const int64_t first = row * p.n;
+    // Calls f(place, array of the elements there) for what is this thread's of a tensor.
+    const auto for_each = [&](const RowElements& from, auto f) {
+      for_each_long_step(first, p.n, p.vectors, [&](auto count, int64_t i) {
+        Acc x[count()];
+        load(from.elements, first + i, x);
+        f(first + i, x);
+      });
+    };
     if (p.dx) {
-      const auto dy = [&](int64_t i) { return p.dy.at<Acc>(row, i); };
-      const auto y = [&](int64_t i) { return p.y.at<Acc>(row, i); };
-      const Acc total =
-          long_row_sum<Acc>(p.n, [&](int64_t i) { return p.log ? dy(i) : dy(i) * y(i); });
-      for (int64_t i = threadIdx.x; i < p.n; i += kLongRowThreads) {
-        p.dx.put(row, i, softmax_dx(p.log, dy(i), y(i), total));
-      }
+      Acc total = 0;
+      for_each(p.dy, [&](int64_t i, auto& dy) {
+        std::remove_reference_t<decltype(dy)> y;
+        if (!p.log) load(p.y.elements, i, y);
+        for (size_t k = 0; k < std::size(dy); ++k) total += p.log ? dy[k] : dy[k] * y[k];
+      });
+      total = block_sum<kLongRowThreads>(total);
+      for_each(p.dy, [&](int64_t i, auto& dy) {
+        std::remove_reference_t<decltype(dy)> y;
+        load(p.y.elements, i, y);
+        for (size_t k = 0; k < std::size(dy); ++k) dy[k] = softmax_dx(p.log, dy[k], y[k], total);
+        store(p.dx.elements, i, dy);
+      });
       continue;
     }
-    Acc max = -INFINITY;
-    for (int64_t i = threadIdx.x; i < p.n; i += kLongRowThreads) max = x(i) > max ? x(i) : max;
-    max = block_join<kLongRowThreads>(max, [](Acc a, Acc b) { return a > b ? a : b; });
-    const Acc total = long_row_sum<Acc>(p.n, [&](int64_t i) { return std::exp(x(i) - max); });
-    const Acc log_total = std::log(total), scale = 1 / total;
-    for (int64_t i = threadIdx.x; i < p.n; i += kLongRowThreads) {
-      const Acc shifted = x(i) - max;
-      p.y.put(row, i, p.log ? shifted - log_total : std::exp(shifted) * scale);
-    }
+    const Exponentials<Acc> all = long_row_exponentials<Acc>(
+        [&](auto f) { for_each(p.x, [&](int64_t, const auto& x) { f(x); }); });
+    const Acc log_total = std::log(all.sum), scale = 1 / all.sum;
+    for_each(p.x, [&](int64_t i, auto& x) {
+      for (Acc& element : x) {
+        element -= all.max;
+        element = p.log ? element - log_total : std::exp(element) * scale;
+      }
+      store(p.y.elements, i, x);
+    });
   }
 }
 
 /// Rows of f32 arithmetic that fit registers; false for others.
-bool run_in_registers(const SoftmaxRows& p, bool vectors, runtime::StreamHandle stream) {
+bool run_in_registers(const SoftmaxRows& p, runtime::StreamHandle stream) {
+  const bool vectors = p.vectors && p.n % 8 == 0;
   const unsigned grid = blocks_for(p.rows, kRowWarps);
   if (p.dx) {
     return with_row_tile<kMostForTwoRows>(p.n, vectors, [&](auto vector, auto steps) {
@@ -137,11 +155,11 @@ void softmax_cuda_rows(const SoftmaxProblem& p) {
                          .dx = {dx, n},
                          .rows = target.numel() / n,
                          .n = n,
-                         .log = p.log};
-  const bool vectors = rows_fit_vectors(n, {x, y, dy, dx});
+                         .log = p.log,
+                         .vectors = rows_fit_vectors(8, {x, y, dy, dx})};
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   // f64: for checking gradients.
-  if (p.dtype() == DType::f64 || !run_in_registers(rows, vectors, stream)) {
+  if (p.dtype() == DType::f64 || !run_in_registers(rows, stream)) {
     with_arithmetic_zero(p.dtype(), [&](auto zero) {
       WEFT_LAUNCH(softmax_long_kernel<decltype(zero)>, blocks_for(rows.rows, 1), kLongRowThreads, 0,
                   stream, rows);
