@@ -95,12 +95,12 @@ int launch_self(const Arguments& arguments) {
   });
 }
 
-/// Whether the command line stands for --resume OUTPUT: a launcher has started it again, and there
-/// is a checkpoint. Throws UsageError for an --output that was there before, so that nothing else
-/// is ever taken for this run.
+/// Whether the command line stands for --resume OUTPUT: a launcher has started this rank again, and
+/// there is a checkpoint. Throws UsageError for an --output that was there before, so that nothing
+/// else is ever taken for this run.
 bool goes_on(const train::RunOptions& run) {
   if (run.output.empty()) return false;
-  if (dist::restarts() > 0) return train::RunDirectory::holds_run(run.output);
+  if (dist::is_rank() && dist::restarts() > 0) return train::RunDirectory::holds_run(run.output);
   as_usage([&] { train::RunDirectory::check_holds_none(run.output); });
   return false;
 }

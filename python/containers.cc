@@ -1,9 +1,23 @@
 #include "python/containers.h"
 
+#include <unordered_map>
+
 namespace weft::python {
 namespace {
 
 using Leaf = std::function<nb::object(nb::handle)>;
+
+struct Walk {
+  struct Container {
+    nb::object itself;  // kept, or another might come to lie in its place
+    nb::object made;    // none while it is being walked
+  };
+  const Leaf& f;
+  bool repeats;  // walks a container wherever it is met
+  std::unordered_map<PyObject*, Container> met = {};
+
+  nb::object operator()(nb::handle part);
+};
 
 /// An object of the part's class, of which `base` is Python's own, with the part's attributes. No
 /// __init__ of the class is called: it may want anything.
@@ -29,10 +43,10 @@ nb::object copy_of(const nb::dict& part) {
   return copy;
 }
 
-nb::object with_each_value(const nb::dict& part, const Leaf& f) {
+nb::object with_each_value(const nb::dict& part, Walk& walk) {
   nb::object copy;
   for (const auto& [key, value] : part) {
-    const nb::object made = with_each_leaf(value, f);
+    const nb::object made = walk(value);
     if (made.is(value)) continue;
     if (!copy.is_valid()) copy = copy_of(part);
     copy[key] = made;
@@ -41,11 +55,11 @@ nb::object with_each_value(const nb::dict& part, const Leaf& f) {
 }
 
 /// Of a tuple or a list.
-nb::object with_each_item(nb::handle part, const Leaf& f) {
+nb::object with_each_item(nb::handle part, Walk& walk) {
   nb::list items;
   bool is_changed = false;
   for (nb::handle item : part) {
-    const nb::object made = with_each_leaf(item, f);
+    const nb::object made = walk(item);
     is_changed = is_changed || !made.is(item);
     items.append(made);
   }
@@ -57,13 +71,13 @@ nb::object with_each_item(nb::handle part, const Leaf& f) {
 }
 
 /// Of a dataclass.
-nb::object with_each_field(nb::handle part, const Leaf& f) {
+nb::object with_each_field(nb::handle part, Walk& walk) {
   nb::object copy;
   for (nb::handle field : nb::module_::import_("dataclasses").attr("fields")(part)) {
     const nb::object name = field.attr("name");
     if (!nb::hasattr(part, name)) continue;  // no __init__ has set it yet
     const nb::object value = nb::getattr(part, name);
-    const nb::object made = with_each_leaf(value, f);
+    const nb::object made = walk(value);
     if (made.is(value)) continue;
     if (!copy.is_valid()) copy = nb::module_::import_("copy").attr("copy")(part);
     // Of a frozen one, too, whose own __setattr__ refuses.
@@ -72,23 +86,39 @@ nb::object with_each_field(nb::handle part, const Leaf& f) {
   return copy.is_valid() ? copy : nb::borrow(part);
 }
 
+nb::object Walk::operator()(nb::handle part) {
+  if (nb::inst_check(part)) return f(part);  // Weft's own, be it a dataclass as well
+  const bool is_dict = nb::isinstance<nb::dict>(part);
+  const bool is_list = nb::isinstance<nb::tuple>(part) || nb::isinstance<nb::list>(part);
+  if (!is_dict && !is_list && !nb::hasattr(part.type(), "__dataclass_fields__")) return f(part);
+  const Depth depth(" in nested containers");
+  const auto [entry, is_new] = met.try_emplace(part.ptr(), nb::borrow(part));
+  Container& container = entry->second;
+  if (!is_new && !container.made.is_valid()) {
+    PyErr_SetString(PyExc_RecursionError, "a container holds itself in nested containers");
+    throw nb::python_error();
+  }
+  if (is_new || repeats) {
+    container.made.reset();
+    container.made = is_dict   ? with_each_value(nb::borrow<nb::dict>(part), *this)
+                     : is_list ? with_each_item(part, *this)
+                               : with_each_field(part, *this);
+  }
+  return container.made;
+}
+
 }  // namespace
 
 void for_each_leaf(nb::handle part, const std::function<void(nb::handle)>& f) {
-  with_each_leaf(part, [&](nb::handle leaf) {
+  const Leaf each = [&](nb::handle leaf) {
     f(leaf);
     return nb::borrow(leaf);
-  });
+  };
+  Walk{each, false}(part);
 }
 
 nb::object with_each_leaf(nb::handle part, const std::function<nb::object(nb::handle)>& f) {
-  if (nb::inst_check(part)) return f(part);  // Weft's own, be it a dataclass as well
-  const Depth depth(" in nested containers");
-  if (nb::isinstance<nb::dict>(part)) return with_each_value(nb::borrow<nb::dict>(part), f);
-  if (nb::isinstance<nb::tuple>(part) || nb::isinstance<nb::list>(part)) {
-    return with_each_item(part, f);
-  }
-  return nb::hasattr(part.type(), "__dataclass_fields__") ? with_each_field(part, f) : f(part);
+  return Walk{f, true}(part);
 }
 
 }  // namespace weft::python

@@ -23,11 +23,13 @@ struct Depth {
   Depth& operator=(const Depth&) = delete;
 };
 
-/// Calls f with each leaf, in order.
+/// Calls f with each leaf, in order, of a container that occurs again the first time. One that
+/// holds itself is a RecursionError.
 void for_each_leaf(nb::handle part, const std::function<void(nb::handle)>& f);
 
-/// The same with what f makes of each leaf in its place. A container in which that changes nothing
-/// is itself; others are new, of their own class and with their attributes.
+/// What f makes of each leaf in its place, of a container that occurs again each time: ranks call
+/// collectives as often, whatever their containers share. One in which that changes nothing is
+/// itself; others are new, of their own class and with their attributes.
 nb::object with_each_leaf(nb::handle part, const std::function<nb::object(nb::handle)>& f);
 
 }  // namespace weft::python

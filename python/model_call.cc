@@ -58,8 +58,9 @@ nb::object led(const Led& lead, const std::function<nb::object()>& call) {
     return lead([&] {
       const nb::gil_scoped_acquire locked;
       result = call();
-      for_each_leaf(result, [&](nb::handle leaf) {
+      with_each_leaf(result, [&](nb::handle leaf) {  // as often as below
         if (nb::isinstance<Tensor>(leaf)) before.push_back(nb::cast<Tensor>(leaf));
+        return nb::borrow(leaf);
       });
       return before;
     });

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <ranges>
 #include <unordered_set>
 
 #include "autograd/random.h"
@@ -219,12 +220,12 @@ void bind_structure(nb::module_& m) {
       "and models larger than memory.\n"
       "replica: a function that makes another of the same architecture: dp. Without one the model "
       "is copied by copy.deepcopy().\n\n"
-      "Under dp an attribute that is assigned to a module, of a class written in Python, after "
-      "setup() is assigned to those of the replicas as well, by copy.deepcopy(), and itself where "
-      "it cannot be copied; one that is changed in place is not. Each replica keeps what its "
-      "forward() stores in self. Of the first's, which has the first part of the batch, the model "
-      "gets numbers and texts that are assigned, also in tuples, lists, dicts and dataclasses, and "
-      "buffers.")
+      "Under dp an attribute of a module, of a class written in Python, that is assigned, "
+      "registered or deleted after setup() is so in the replicas, too: assigned by "
+      "copy.deepcopy(), and itself where it cannot be copied; one that is changed in place is not. "
+      "Each replica keeps what its forward() stores in self. Of the first's, which has the first "
+      "part of the batch, the model gets buffers of its own, and numbers and texts that are "
+      "assigned, also in tuples, lists, dicts and dataclasses, and loses what is deleted.")
       .def(
           "__init__",
           [](ModelStructure* self, nb::handle units, Pairs mlps,
@@ -412,7 +413,7 @@ void add_what_python_added(nb::handle self, nb::handle twin, nb::dict& memo) {
     const auto copied = nb::cast<std::shared_ptr<Module>>(copy(nb::cast(child), memo));
     const auto& ours = ModuleAccess::children_of(to);
     const bool is_there = std::ranges::any_of(
-        ours, [&](const auto& entry) { return entry.second.get() == copied.get(); });
+        ours, [&](const auto& entry) { return entry.first == name && entry.second == copied; });
     if (!is_there) ModuleAccess::set_child_of(to, name, copied);
   }
   const auto add = [&](const NamedTensors& theirs, const NamedTensors& ours, auto registered) {
@@ -501,15 +502,9 @@ bool is_plain(nb::handle value) {
   return is_plain;
 }
 
-/// Sets an attribute of the module of that name.
-void set_in(Module& model, const std::string& path, nb::handle name, nb::handle value) {
-  Module* const part = part_at(model, path);
-  if (part) nb::setattr(nb::cast(part, nb::rv_policy::reference), name, value);
-}
-
-nb::object copy_for(nb::handle value, Module& from, Module& to) {
+nb::object copy_for(nb::handle value, bool is_plain, Module& from, Module& to) {
   const nb::object copy = nb::module_::import_("copy").attr("deepcopy");
-  if (is_plain(value)) return copy(value);
+  if (is_plain) return copy(value);
   try {
     return copy(value, memo_of(from, to));
   } catch (const nb::python_error& error) {
@@ -530,17 +525,47 @@ struct Replicas {
 
 namespace {
 
-/// Tells the parts of the model and of its replicas where they are.
+/// Tells the parts of the model and of its replicas where they are: of several names the first.
 void label(const std::shared_ptr<Replicas>& replicas) {
   const auto tell = [&](Module& whole, size_t replica) {
-    for (const auto& [path, part] : whole.named_modules()) {
-      if (auto* const known = dynamic_cast<Replicated*>(part)) *known = {replicas, replica, path};
+    const auto parts = whole.named_modules();
+    for (const auto& [path, part] : std::views::reverse(parts)) {
+      auto* const known = dynamic_cast<Replicated*>(part);
+      if (!known) continue;
+      std::erase_if(known->places, [&](const Replicated::Place& place) {
+        const Module& model = place.replicas->model;
+        return &model == &replicas->model || !train::Fabric::of(model);
+      });
+      known->places.push_back({replicas, replica, path});
     }
   };
   tell(replicas->model, 0);
   for (size_t i = 0; i < replicas->all.size(); ++i) {
     if (const std::shared_ptr<Module> replica = replicas->all[i].lock()) tell(*replica, i + 1);
   }
+}
+
+/// Where the module is now, of the places from which attributes follow.
+std::vector<Replicated::Place> places_of(Module& module) {
+  std::vector<Replicated::Place> places;
+  auto* const known = dynamic_cast<Replicated*>(&module);
+  if (!known) return places;
+  for (Replicated::Place& place : known->places) {
+    Module& model = place.replicas->model;
+    if (place.replica > 1 || !train::Fabric::of(model)) continue;
+    const std::shared_ptr<Module> first = place.replicas->all.front().lock();
+    Module* const whole = place.replica == 0 ? &model : first.get();
+    if (!whole) continue;
+    if (part_at(*whole, place.path) != &module) {  // another has taken its place
+      const auto parts = whole->named_modules();
+      const auto found =
+          std::ranges::find(parts, &module, [](const auto& part) { return part.second; });
+      if (found == parts.end()) continue;
+      place.path = found->first;
+    }
+    places.push_back(place);
+  }
+  return places;
 }
 
 }  // namespace
@@ -556,25 +581,34 @@ nn::ModelStructure with_followers(nn::ModelStructure structure, Module& module) 
   return structure;
 }
 
-void follow_attribute(Module& module, nb::handle name, nb::handle value) {
-  const auto* const known = dynamic_cast<const Replicated*>(&module);
-  if (is_following || !known || !known->replicas || known->replica > 1) return;
-  const Replicated here = *known;
-  Module& model = here.replicas->model;
-  if (!train::Fabric::of(model)) return;
-  const std::shared_ptr<Module> first = here.replicas->all.front().lock();
-  Module* const whole = here.replica == 0 ? &model : first.get();
-  if (!whole || part_at(*whole, here.path) != &module) return;  // another has taken its place
+Followers::Followers(Module& module, nb::handle value) {
+  if (is_following) return;
+  const std::vector<Replicated::Place> places = places_of(module);
+  if (places.empty()) return;
+  const bool is_plain = python::is_plain(value);
+  for (const auto& [replicas, replica, path] : places) {
+    Module& model = replicas->model;
+    const auto add = [&](Module& whole) {
+      Module* const part = part_at(whole, path);
+      if (!part) return;
+      all_.emplace_back(nb::cast(part, nb::rv_policy::reference),
+                        copy_for(value, is_plain, model, whole));
+    };
+    if (replica == 1) {
+      if (is_plain) add(model);
+      continue;
+    }
+    for (const std::weak_ptr<Module>& one : replicas->all) {
+      if (const std::shared_ptr<Module> whole = one.lock()) add(*whole);
+    }
+    if (!is_plain) changed_.push_back(replicas);
+  }
+}
+
+void Followers::set(const std::function<void(nb::handle, nb::handle)>& set) const {
   const ScopedValue following(is_following, true);
-  if (here.replica == 1) {
-    if (is_plain(value)) set_in(model, here.path, name, copy_for(value, *first, model));
-    return;
-  }
-  for (const std::weak_ptr<Module>& one : here.replicas->all) {
-    const std::shared_ptr<Module> replica = one.lock();
-    if (replica) set_in(*replica, here.path, name, copy_for(value, model, *replica));
-  }
-  if (!is_plain(value)) label(here.replicas);  // it may be a module
+  for (const auto& [module, value] : all_) set(module, value);
+  for (const std::shared_ptr<Replicas>& replicas : changed_) label(replicas);
 }
 
 void bind_structures(nb::module_& m, nb::class_<Module, Derivable<Module>>& module) {

@@ -4,11 +4,13 @@
 #include <nanobind/trampoline.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "nn/class_name.h"
 #include "nn/structure.h"
@@ -78,20 +80,35 @@ nn::ModelStructure with_replica(nn::ModelStructure structure, nn::Module& module
 
 /// A model of which replicas were made, and these.
 struct Replicas;
-/// A module of a class that is written in Python: a part of such a model, or of a replica.
+/// A module of a class that is written in Python: a part of such models, or of replicas.
 struct Replicated {
-  std::shared_ptr<Replicas> replicas;  // null: neither
-  size_t replica = 0;                  // from 1; 0: of the model
-  std::string path;                    // its name there
+  struct Place {
+    std::shared_ptr<Replicas> replicas;
+    size_t replica = 0;  // from 1; 0: in the model
+    std::string path;    // its name there
+  };
+  std::vector<Place> places;  // one of each model: a model may itself be a part of another
 };
 /// The structure with replicas that attributes follow to.
 nn::ModelStructure with_followers(nn::ModelStructure structure, nn::Module& module);
-/// An attribute of a module was set, to what is no tensor that the module had. A part of a model:
-/// the replicas get what copy.deepcopy() makes of it, which knows their modules and tensors by
-/// those of the model, or itself where it cannot be copied. A part of the first replica: the model
-/// gets numbers, texts and None, also in tuples, lists, dicts and dataclasses, and nothing else:
-/// what the others do is of another part of the batch, and a tensor's history of the replica alone.
-void follow_attribute(nn::Module& module, nb::handle name, nb::handle value);
+
+/// Those that an attribute of a module follows to, made before it is set: by then a module that it
+/// replaces is the model's still. Of a part of a model: the replicas get what copy.deepcopy() makes
+/// of it, which knows their modules and tensors by those of the model, or itself where it cannot be
+/// copied. Of a part of the first replica: the model gets numbers, texts and None, also in tuples,
+/// lists, dicts and dataclasses, and nothing else: what the others do is of another part of the
+/// batch, and a tensor's history of the replica alone.
+class Followers {
+ public:
+  Followers(nn::Module& module, nb::handle value);
+  /// Calls `set` with each module that is to have it, too, and what that is to have. They do not
+  /// pass it on.
+  void set(const std::function<void(nb::handle module, nb::handle value)>& set) const;
+
+ private:
+  std::vector<std::pair<nb::object, nb::object>> all_;
+  std::vector<std::shared_ptr<Replicas>> changed_;  // whose modules may be others by then
+};
 
 /// A C++ class of modules that Python may derive from: what Python defines is then C++'s, too.
 template <class Base>

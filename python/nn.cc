@@ -27,13 +27,27 @@ Module& module_of(nb::handle self) {
   return nb::cast<Module&>(self);
 }
 
+/// In the object's __dict__; null: takes it out.
+void store(nb::handle self, nb::handle name, PyObject* value) {
+  if (PyObject_GenericSetAttr(self.ptr(), name.ptr(), value) != 0) throw nb::python_error();
+}
+
 /// module.name = value: tensors that require a gradient become parameters, modules children. A name
 /// that is taken keeps its tensor, which takes the new one's data.
 void set_attribute(nb::handle self, nb::str name, nb::handle value) {
   auto& module = module_of(self);
   const std::string_view text = name.c_str();
-  nb::object stored = nb::borrow(value);
-  bool has_followed = false;
+  const Tensor x = nb::isinstance<Tensor>(value) ? nb::cast<Tensor>(value) : Tensor();
+  if (x.defined()) {
+    for (const NamedTensors& tensors : {module.named_parameters(), module.named_buffers()}) {
+      const Tensor* const own = find_own(tensors, text);
+      if (!own) continue;
+      Tensor kept = *own;
+      kept.set_data(detach(x));
+      return store(self, name, nb::cast(kept).ptr());  // replicas look at each call
+    }
+  }
+  const Followers followers(module, value);
   if (nb::isinstance<Module>(value)) {
     const auto child = nb::cast<std::shared_ptr<Module>>(value);
     for (const auto& [path, below] : child->named_modules()) {
@@ -41,22 +55,21 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
         throw nb::value_error(fmt::format("\"{}\" would contain itself", text).c_str());
     }
     ModuleAccess::set_child_of(module, text, child);
-  } else if (nb::isinstance<Tensor>(value)) {
-    const Tensor x = nb::cast<Tensor>(value);
-    const NamedTensors parameters = module.named_parameters(), buffers = module.named_buffers();
-    const Tensor* own = find_own(parameters, text);
-    if (!own) own = find_own(buffers, text);
-    if (own) {
-      Tensor kept = *own;
-      kept.set_data(detach(x));
-      stored = nb::cast(kept);
-      has_followed = true;  // replicas look at each call
-    } else if (x.requires_grad() && x.autograd()->requires_grad) {
-      ModuleAccess::parameter_of(module, text, x);
-    }
+  } else if (x.defined() && x.requires_grad() && x.autograd()->requires_grad) {
+    ModuleAccess::parameter_of(module, text, x);
   }
-  if (PyObject_GenericSetAttr(self.ptr(), name.ptr(), stored.ptr()) != 0) throw nb::python_error();
-  if (!has_followed) follow_attribute(module, name, stored);
+  store(self, name, value.ptr());
+  followers.set([&](nb::handle part, nb::handle copy) { nb::setattr(part, name, copy); });
+}
+
+void delete_attribute(nb::handle self, nb::str name) {
+  const Followers followers(module_of(self), nb::none());
+  store(self, name, nullptr);
+  followers.set([&](nb::handle part, nb::handle) {
+    if (PyObject_DelAttr(part.ptr(), name.ptr()) == 0) return;
+    if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw nb::python_error();
+    PyErr_Clear();  // it had none
+  });
 }
 
 /// Of tensors and children that C++ registered.
@@ -99,10 +112,15 @@ nb::class_<Layer, Module, Derivable<Layer>> layer(nb::module_& m, const char* na
 constexpr auto kNone = [](const Module&) { return nb::tuple(); };
 
 void bind_module(nb::module_& m) {
-  const auto registers = [](void (*add)(Module&, std::string_view, const Tensor&)) {
-    return [add](nb::handle_t<Module> self, const std::string& name, const MaybeTensor& tensor) {
-      add(nb::cast<Module&>(self), name, tensor);
-      nb::setattr(self, name.c_str(), nb::cast(tensor));
+  const auto registers = [](const char* method,
+                            void (*add)(Module&, std::string_view, const Tensor&)) {
+    return [=](nb::handle_t<Module> self, const nb::str& name, const MaybeTensor& tensor) {
+      auto& module = nb::cast<Module&>(self);
+      const nb::object value = nb::cast(tensor);
+      const Followers followers(module, value);
+      add(module, name.c_str(), tensor);
+      store(self, name, value.ptr());
+      followers.set([&](nb::handle part, nb::handle copy) { part.attr(method)(name, copy); });
     };
   };
   nb::class_<Module, Derivable<Module>> module(
@@ -116,11 +134,12 @@ void bind_module(nb::module_& m) {
           "input"_a, docs("nn::Module::forward"))
       .def("__call__", &call)
       .def("__setattr__", &set_attribute, "name"_a, nb::arg("value").none())
+      .def("__delattr__", &delete_attribute, "name"_a)
       .def("__getattr__", &get_attribute, "name"_a)
-      .def("register_buffer", registers(&ModuleAccess::buffer_of), "name"_a,
+      .def("register_buffer", registers("register_buffer", &ModuleAccess::buffer_of), "name"_a,
            nb::arg("tensor").none(), docs("nn::Module::buffer"))
-      .def("register_parameter", registers(&ModuleAccess::parameter_of), "name"_a,
-           nb::arg("tensor").none(), docs("nn::Module::parameter"))
+      .def("register_parameter", registers("register_parameter", &ModuleAccess::parameter_of),
+           "name"_a, nb::arg("tensor").none(), docs("nn::Module::parameter"))
       .def(
           "add_module",
           [](nb::handle_t<Module> self, const std::string& name, nb::handle_t<Module> child) {
@@ -345,10 +364,9 @@ void bind_layers(nb::module_& m) {
            })
       .def(
           "append",
-          [](nb::handle_t<nn::Sequential> self, std::shared_ptr<Module> module) {
-            auto& sequential = nb::cast<nn::Sequential&>(self);
-            ModuleAccess::set_child_of(sequential, std::to_string(sequential.size()),
-                                       std::move(module));
+          [](nb::handle_t<nn::Sequential> self, nb::handle_t<Module> module) {
+            const int64_t size = nb::cast<nn::Sequential&>(self).size();
+            nb::setattr(self, std::to_string(size).c_str(), module);
             return nb::borrow(self);
           },
           "module"_a, "Another module behind the last one.")

@@ -17,6 +17,7 @@
 #include "dist/comm/communicator.h"
 #include "dist/comm/device/on_device.h"
 #include "kernels/gemm/matmul_numerics.h"
+#include "nn/class_name.h"
 
 namespace weft::dist {
 namespace {
@@ -73,6 +74,22 @@ struct Part {
   uint64_t offset = 0;  // of its random stream
 };
 
+/// Of a replica's tensors those that the model has, too. What forward() has added stays its own.
+NamedTensors found_in(const nn::Module& model, const NamedTensors& ours,
+                      const NamedTensors& theirs) {
+  NamedTensors found;
+  auto next = theirs.begin();
+  for (const auto& [name, tensor] : ours) {
+    next = std::find_if(next, theirs.end(), [&](const auto& t) { return t.first == name; });
+    WEFT_CHECK(next != theirs.end(),
+               "dp: {}: expected the tensors that it had when it was set up, got \"{}\", which its "
+               "replicas do not have",
+               nn::class_name(model), name);
+    found.push_back(*next++);
+  }
+  return found;
+}
+
 Tensor tree_sum(const Tensors& terms, size_t begin, size_t end) {
   if (end - begin == 1) return terms[begin];
   const size_t middle = begin + std::bit_floor(end - begin - 1);
@@ -122,13 +139,18 @@ void DataParallel::follow(Replica& replica, bool is_first) const {
   const NoGrad guard;
   nn::Module& module = *replica.module;
   module.train(module_.is_training());
-  const NamedTensors ours = module_.named_parameters(), theirs = module.named_parameters();
+  const NamedTensors ours = module_.named_parameters(), all = module.named_parameters();
+  const NamedTensors theirs = found_in(module_, ours, all);
+  WEFT_CHECK(theirs.size() == all.size(),
+             "dp: {}: expected as many parameters as its replicas have, {}, got {}",
+             nn::class_name(module_), all.size(), ours.size());
   for (size_t i = 0; i < ours.size(); ++i) {
     Tensor parameter = theirs[i].second;
     parameter.set_data(to_device(ours[i].second, replica.device).alias());
     parameter.set_requires_grad(ours[i].second.requires_grad());
   }
-  const NamedTensors from = module_.named_buffers(), to = module.named_buffers();
+  const NamedTensors from = module_.named_buffers(),
+                     to = found_in(module_, from, module.named_buffers());
   for (size_t i = 0; i < from.size(); ++i) {
     // The first replica works on the module's own buffers.
     Tensor buffer = to[i].second;

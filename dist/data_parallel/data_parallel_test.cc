@@ -66,3 +66,21 @@ TEST_CASE("DataParallel keeps the first replica's buffers and refuses other arch
   CHECK_THROWS_WITH(DataParallel(model, make, 2, {1, 0}),
                     Contains("the first replica is to be on number 1"));
 }
+
+TEST_CASE("DataParallel refuses a module that has got tensors which its replicas do not have") {
+  struct Growing : nn::Module {
+    using Module::buffer;
+    using Module::parameter;
+    Growing() { parameter("a", Tensor::full({1}, 1)); }
+    Tensor forward(const Tensor& x) override { return x; }
+  };
+  const auto make = [] { return std::make_shared<Growing>(); };
+  Growing weights, buffers;
+  DataParallel first(weights, make, 2), second(buffers, make, 2);
+  weights.parameter("b", Tensor::full({1}, 1));
+  buffers.buffer("c", Tensor::full({1}, 1));
+  const Tensor x = Tensor::full({2}, 1);
+  const char* const expected = "Growing: expected the tensors that it had when it was set up, got ";
+  CHECK_THROWS_WITH(first(x), Contains(expected + std::string("\"b\"")));
+  CHECK_THROWS_WITH(second(x), Contains(expected + std::string("\"c\"")));
+}

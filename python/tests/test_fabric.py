@@ -123,10 +123,19 @@ BROADCASTS = """
     text = weft.as_tensor(b"abc")
     everywhere(weft.as_tensor(b"xyz"), text)
     fabric.print(fabric.all_gather(text).tolist())
-    try:
-        fabric.broadcast((lambda: 1) if rank == 0 else None)
-    except Exception as error:
-        fabric.print(fabric.all_gather(isinstance(error, weft.Error)).tolist(), fabric.broadcast(str(error), src=1))
+    everywhere(weft.tensor([[6, 7]]), weft.zeros(1, 1, dtype=weft.int64).expand(1, 2))
+    with fabric.init_module(empty_init=True):
+        blank = weft.nn.Linear(1, 2, bias=False).weight
+    everywhere(weft.tensor([[8.0], [9.0]]), blank)
+    # A strided one takes it in place.
+    base = weft.zeros(2, 2)
+    got = fabric.broadcast(weft.tensor([[1.0, 2.0], [3.0, 4.0]]) if rank == 0 else base.T)
+    fabric.print(fabric.all_gather(base).tolist(), got.tolist())
+    for refused in (lambda: 1, blank):
+        try:
+            fabric.broadcast(refused if rank == 0 else None)
+        except Exception as error:
+            fabric.print(fabric.all_gather(isinstance(error, weft.Error)).tolist(), fabric.broadcast(str(error), src=1))
 """
 
 ENVIRONMENT = """
@@ -216,7 +225,10 @@ class Programs(unittest.TestCase):
             "Tensor [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]", "Tensor [[5], [5]]", "int [3, 3]",
             "Tensor [[[0, 3], [1, 4], [2, 5]], [[0, 3], [1, 4], [2, 5]]]",
             "Tensor [[120, 121, 122], [120, 121, 122]]", "[[97, 98, 99], [97, 98, 99]]",
-            "[0, 1] broadcast: rank 0 has an object that cannot be pickled",
+            "Tensor [[[6, 7]], [[6, 7]]]", "Tensor [[[8.0], [9.0]], [[8.0], [9.0]]]",
+            "[[[0.0, 0.0], [0.0, 0.0]], [[1.0, 3.0], [2.0, 4.0]]] [[1.0, 2.0], [3.0, 4.0]]",
+            "[0, 1] broadcast: rank 0 has an object that cannot be pickled, or a tensor without memory",
+            "[1, 1] broadcast: rank 0 has an object that cannot be pickled, or a tensor without memory",
         ])
 
     def test_ranks_are_in_the_programs_environment(self):

@@ -190,7 +190,37 @@ def dp(model, devices=2):
     return fabric
 
 
+class Scale(nn.Module):
+    def __init__(self, k=1.0):
+        super().__init__()
+        self.k, self.calls, self.weight = k, 0, nn.Parameter(weft.ones(4))
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.weight * self.k
+
+
+class Negative(Scale):
+    def forward(self, x):
+        return -super().forward(x)
+
+
 class Replicas(unittest.TestCase):
+    def check_alike(self, fabric, model, alone, x):
+        for one in (model, alone):
+            one.zero_grad()
+        y, expected = model(x), alone(x)
+        self.assertLess((y - expected).abs().max().item(), 1e-6)
+        fabric.backward(y.pow(2).mean())
+        expected.pow(2).mean().backward()
+        ours, theirs = model.named_parameters(), alone.named_parameters()
+        self.assertEqual([name for name, _ in ours], [name for name, _ in theirs])
+        for (name, p), (_, q) in zip(ours, theirs):
+            self.assertEqual(p.grad is None, q.grad is None, name)
+            if q.grad is not None:
+                most = 1e-6 * max(1, q.grad.abs().max().item())
+                self.assertLess((p.grad - q.grad).abs().max().item(), most, name)
+
     def test_gradients_are_those_of_one(self):
         weft.manual_seed(2)
         for model in (Plain(), nn.Linear(4, 3), nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.RMSNorm(4))):
@@ -255,21 +285,13 @@ class Replicas(unittest.TestCase):
             lambda m: setattr(m, "used", [m.other]), lambda m: setattr(m, "used", [m.line, m.other]),
             lambda m: setattr(m, "shift", weft.ones(2)), lambda m: setattr(m, "lock", threading.Lock()),
             lambda m: setattr(m, "extra", nn.Linear(4, 2)), lambda m: setattr(m, "used", [m.extra]),
+            lambda m: delattr(m, "shift"),
         )
         for change in changes:
             for one in (model, alone):
                 weft.manual_seed(8)
                 change(one)
-                one.zero_grad()
-            y, expected = model(x), alone(x)
-            self.assertLess((y - expected).abs().max().item(), 1e-6)
-            fabric.backward(y.pow(2).mean())
-            expected.pow(2).mean().backward()
-            for (name, p), (_, q) in zip(model.named_parameters(), alone.named_parameters()):
-                self.assertEqual(p.grad is None, q.grad is None, name)
-                if q.grad is not None:
-                    most = 1e-6 * max(1, q.grad.abs().max().item())
-                    self.assertLess((p.grad - q.grad).abs().max().item(), most, name)
+            self.check_alike(fabric, model, alone, x)
         # What forward() stores: numbers and texts of the first replica, which had half of the rows.
         self.assertEqual((model.calls, model.last), (len(changes), ("rows", 2)))
         self.assertEqual(model.seen, [])
@@ -285,44 +307,146 @@ class Replicas(unittest.TestCase):
                 self.line = nn.Linear(4, 2)
 
             def forward(self, x):
-                own = [x.shape[0]]
+                own, shared = [x.shape[0]], [x.shape[0]]
                 own.append(own)
-                self.own = own
+                for _ in range(40):
+                    shared = [shared, shared]  # a walk through each of them has no end
+                self.own, self.shared = own, shared
                 return self.line(x) * self.note[1][0]
 
         x, model, note = weft.randn(4, 4), Noted(), [2.0]
         note.append(note)
         alone = copy.deepcopy(model)
         fabric = dp(model)
+        self.addCleanup(sys.setrecursionlimit, sys.getrecursionlimit())
+        sys.setrecursionlimit(10**6)
         for one in (model, alone):
             one.note = note
-        y = model(x)
-        self.assertLess((y - alone(x)).abs().max().item(), 1e-6)
-        fabric.backward(y.sum())
+        self.check_alike(fabric, model, alone, x)
         self.assertFalse(hasattr(model, "own"))
+        self.assertIs(model.shared[0], model.shared[1])
 
     def test_attributes_follow_modules_that_are_replaced(self):
         class Two(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.first, self.second = Block(4), Block(4)
-                self.first.power = self.second.power = 1
+                self.first, self.second = Scale(2.0), Scale(3.0)
 
             def forward(self, x):
-                return self.first(x) ** self.first.power + self.second(x) ** self.second.power
+                return self.second(self.first(x))
 
-        x, model = weft.randn(4, 4), Two()
-        before, after = model.first, Block(4)
-        after.power = 1
+        class Parts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.line, self.act, self.part, self.net = nn.Linear(4, 4), nn.ReLU(), Scale(), nn.Sequential(nn.Tanh())
+                self.list, self.dict = nn.ModuleList([Scale(2.0), Scale(3.0)]), nn.ModuleDict({"a": Scale(4.0)})
+                self.active = self.list[0]
+
+            def forward(self, x):
+                x = self.active(self.net(self.part(self.act(self.line(x)))))
+                for part in (*self.list, *self.dict.values()):
+                    x = part(x)
+                if hasattr(self, "gain"):
+                    x = x * self.gain
+                return x * self.mask if hasattr(self, "mask") else x
+
+        def swap(m):
+            a, b = m.list
+            setattr(m.list, "0", b)
+            setattr(m.list, "1", a)
+
+        def replace(m):
+            m.part = Negative(5.0)
+            m.part.k = 6.0
+
+        weft.manual_seed(6)
+        x, model = weft.randn(4, 4), Parts()
+        before, alone = model.part, copy.deepcopy(model)
+        fabric = dp(model)
+        for change in (
+            lambda m: setattr(m, "part", Scale(5.0)), replace, lambda m: setattr(m, "act", nn.Tanh()),
+            lambda m: m.dict.__setitem__("a", Negative(7.0)), lambda m: setattr(m, "active", m.list[1]), swap,
+            lambda m: setattr(m.list[0], "k", 8.0), lambda m: setattr(m, "part", Two()),
+            lambda m: m.list.append(Negative(2.0)), lambda m: m.net.append(Negative(3.0)),
+            lambda m: m.register_buffer("mask", weft.tensor([1.0, 2.0, 0.0, 4.0])),
+            lambda m: setattr(m, "mask", weft.tensor([1.0, 0.0, 3.0, 4.0])),
+            lambda m: m.register_parameter("gain", nn.Parameter(weft.tensor([1.0, 2.0, 3.0, 4.0]))),
+        ):
+            for one in (model, alone):
+                change(one)
+            before.k = 9.0  # which is no part of it any more
+            self.check_alike(fabric, model, alone, x)
+
+    def test_attributes_follow_a_module_whose_name_another_takes(self):
+        class Switch(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = nn.ModuleList([Scale(), Scale()])
+                self.active = self.blocks[0]
+
+            def forward(self, x):
+                self.active = self.blocks[1]
+                return self.blocks[1](self.blocks[0](x))
+
+        model = Switch()
         alone = copy.deepcopy(model)
         fabric = dp(model)
-        for one in (model, alone):
-            one.first = copy.deepcopy(after)
-            one.first.power = 2
-        before.power = 3  # which is no part of it any more
-        y = model(x)
-        self.assertLess((y - alone(x)).abs().max().item(), 1e-6)
-        fabric.backward(y.sum())
+        for _ in range(3):
+            self.check_alike(fabric, model, alone, weft.randn(4, 4))
+        self.assertEqual([block.calls for block in model.blocks], [3, 3])
+
+    def test_attributes_follow_each_model_that_a_module_is_of(self):
+        class Student(nn.Module):
+            def forward(self, x):
+                return self.teacher(x)
+
+        for teacher_is_first in (True, False):
+            teacher, student = Scale(), Student()
+            alone = copy.deepcopy(teacher)
+            fabrics = [dp(teacher)] if teacher_is_first else []
+            student.line = nn.Linear(1, 1)
+            fabrics.append(weft.train.Fabric(devices=2, strategy="dp"))
+            fabrics[-1].launch()
+            fabrics[-1].setup(student, optim.SGD(student.line.named_parameters(), lr=0.1))
+            student.teacher = teacher
+            if not teacher_is_first:
+                fabrics.append(dp(teacher))
+            teacher.k = alone.k = 7.0
+            x = weft.randn(4, 4)
+            for model in (teacher, student):
+                with weft.no_grad():
+                    self.assertLess((model(x) - alone(x)).abs().max().item(), 1e-6)
+
+    def test_what_forward_registers_stays_with_the_replica(self):
+        class Lazy(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.line = nn.BatchNorm2d(2), nn.Linear(4, 4)
+
+            def forward(self, x):
+                if not hasattr(self, "table"):
+                    self.register_buffer("table", weft.ones(4) * 2)
+                return self.line(self.norm(x) * self.table)
+
+        model = Lazy()
+        fabric = dp(model)
+        for _ in range(2):
+            fabric.backward(model(weft.randn(4, 2, 4, 4)).sum())
+        self.assertFalse(hasattr(model, "table"))
+        self.assertEqual(model.norm.num_batches_tracked.item(), 2)
+
+        class Late(Scale):
+            def forward(self, x):
+                if not hasattr(self, "late"):
+                    self.late = nn.Parameter(weft.ones(4))
+                return super().forward(x) * self.late
+
+        model = Late()
+        fabric = dp(model)
+        with weft.no_grad():
+            model(weft.ones(2, 4))
+        with self.assertRaisesRegex(weft.Error, "Late: expected as many parameters as its replicas have, 2, got 1"):
+            model(weft.ones(2, 4))
 
     def test_attributes_follow_as_fast_in_a_model_of_many_modules(self):
         class Counting(nn.Module):
@@ -566,6 +690,13 @@ class Copies(unittest.TestCase):
         twin(weft.randn(2, 3, 4)).sum().backward()
         self.assertIsNotNone(twin.out.grad)
         self.assertIsNone(model.out.grad)
+
+    def test_a_module_of_two_names(self):
+        model = nn.Module()
+        model.a = model.b = nn.Linear(2, 2)
+        twin = self.check(model)
+        self.assertEqual([name for name, _ in twin.named_children()], ["a", "b"])
+        self.assertIs(twin.a, twin.b)
 
     def test_of_what_has_no_memory(self):
         with nn.init_empty_weights():

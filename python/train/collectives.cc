@@ -6,6 +6,8 @@
 #include <exception>
 
 #include "core/transfer.h"
+#include "core/view.h"
+#include "nn/meta.h"
 #include "python/containers.h"
 #include "python/dist.h"
 #include "python/exchange.h"
@@ -102,7 +104,7 @@ nb::bytes broadcast_bytes(const Fabric& fabric, const nb::bytes& mine, int sourc
 }
 
 /// A tensor, in place where this rank has one of its kind to write to; any other object pickled.
-/// Behind the first collective no rank may fail alone: the others would wait for it.
+/// Between the first collective and the last no rank may fail alone: the others would wait for it.
 nb::object broadcast(const Fabric& fabric, nb::handle object, int source) {
   WEFT_CHECK(source >= 0 && source < fabric.size(), "broadcast: expected a rank below {}, got {}",
              fabric.size(), source);
@@ -112,7 +114,7 @@ nb::object broadcast(const Fabric& fabric, nb::handle object, int source) {
   const Tensor* const mine =
       nb::isinstance<Tensor>(object) ? &nb::cast<const Tensor&>(object) : nullptr;
   // First, what the source has, as the others may have anything: (object,), (dtype, shape, whether
-  // it is on the Fabric's device) of a tensor, or () where pickle refuses.
+  // it is on the Fabric's device) of a tensor, or () where it cannot be sent.
   nb::tuple what;
   nb::object text = nb::bytes("", 0);
   std::exception_ptr refused;
@@ -120,8 +122,10 @@ nb::object broadcast(const Fabric& fabric, nb::handle object, int source) {
     what = mine ? nb::make_tuple(mine->dtype(), mine->shape(), mine->device() != Device{})
                 : nb::make_tuple(object);
     try {
+      WEFT_CHECK(!mine || nn::has_memory(*mine),
+                 "broadcast: expected a tensor that has memory, got {}, which has none", *mine);
       text = pickle.attr("dumps")(what);
-    } catch (const nb::python_error&) {
+    } catch (...) {
       refused = std::current_exception();
       text = pickle.attr("dumps")(nb::tuple());
     }
@@ -129,19 +133,27 @@ nb::object broadcast(const Fabric& fabric, nb::handle object, int source) {
   text = broadcast_bytes(fabric, nb::bytes(text), source);
   if (refused) std::rethrow_exception(refused);
   if (!is_source) what = nb::tuple(pickle.attr("loads")(text));
-  WEFT_CHECK(what.size() > 0, "broadcast: rank {} has an object that cannot be pickled", source);
+  WEFT_CHECK(what.size() > 0,
+             "broadcast: rank {} has an object that cannot be pickled, or a tensor without memory",
+             source);
   if (what.size() == 1) return what[0];
   const auto dtype = nb::cast<DType>(what[0]);
   const auto shape = nb::cast<Shape>(what[1]);
   const Device device = nb::cast<bool>(what[2]) ? fabric.device() : Device{};
-  const bool is_in_place = !is_source && mine && mine->shape() == shape && mine->dtype() == dtype &&
-                           mine->device() == device && mine->is_contiguous() &&
-                           !is_read_only(*mine);
+  const bool fits = !is_source && mine && mine->shape() == shape && mine->dtype() == dtype &&
+                    mine->device() == device && nn::has_memory(*mine) && !is_read_only(*mine) &&
+                    !view::overlaps_itself(*mine);
+  const bool is_in_place = fits && mine->is_contiguous();
   const Tensor x = is_source     ? ops::contiguous(detach(*mine))
                    : is_in_place ? *mine
                                  : Tensor::empty(shape, dtype, device);
-  unlocked([&] { fabric.broadcast(x, source); });
-  return is_source || is_in_place ? nb::borrow(object) : nb::cast(x);
+  unlocked([&] {
+    fabric.broadcast(x, source);
+    if (!fits || is_in_place) return;
+    Tensor strided = detach(*mine);
+    ops::copy_(strided, x);
+  });
+  return is_source || fits ? nb::borrow(object) : nb::cast(x);
 }
 
 /// `with` it, the first rank runs the block before the others do.
@@ -186,12 +198,11 @@ void bind_collectives(nb::module_& m, nb::class_<Fabric>& fabric) {
            "[samples, ...]: the rows of all ranks, each sample of a loader's batch once; of a "
            "number one of each batch, float64. Also of those in tuples, lists, dicts and "
            "dataclasses.")
-      .def(
-          "broadcast", &broadcast, nb::arg("obj").none(), "src"_a = 0,
-          "Returns what rank src has, whatever the others have: a tensor, in place where this "
-          "rank's is of the same shape and dtype, on the CPU or the GPU as that is, contiguous and "
-          "not read-only, else a new one; any other object pickled. Every rank calls: of a tensor "
-          "it is three collectives, of another object two.")
+      .def("broadcast", &broadcast, nb::arg("obj").none(), "src"_a = 0,
+           "Returns what rank src has, whatever the others have: a tensor, in place where this "
+           "rank's is of the same shape and dtype, on the CPU or the GPU as that is, and can be "
+           "written, else a new one; any other object pickled. Every rank calls: of a tensor it is "
+           "three collectives, of another object two.")
       .def("broadcast", &broadcast, nb::arg("obj").none(), "source"_a)
       .def(
           "barrier", [](const Fabric& self, const std::optional<std::string>&) { self.barrier(); },

@@ -98,6 +98,8 @@ TEST_CASE("ranks do not take themselves for the task of srun, or the rank, that 
   const char* const of_outer[] = {"OMPI_COMM_WORLD_SIZE",
                                   "OMPI_COMM_WORLD_LOCAL_RANK",
                                   "OMPI_UNIVERSE_SIZE",
+                                  "OMPI_MCA_ess",
+                                  "OMPI_MCA_ess_base_jobid",
                                   "PMIX_RANK",
                                   "PMIX_NAMESPACE",
                                   "PMIX_SERVER_URI41",

@@ -35,12 +35,13 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-/// Of Open MPI's mpirun, PMIx, MPICH's mpirun, a step of Slurm's, and a launcher's restarts.
+/// Of Open MPI's mpirun (by OMPI_MCA_ess* it says how a rank finds it), PMIx, MPICH's mpirun, a
+/// step of Slurm's, and a launcher's restarts.
 bool is_of_outer_rank(std::string_view name) {
   if (name.starts_with("PMIX_MCA_")) return false;
   const auto starts = [name](std::string_view prefix) { return name.starts_with(prefix); };
-  constexpr std::string_view kPrefixes[] = {"OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "PMIX_",
-                                            "PMI_", "MPI_LOCAL"};
+  constexpr std::string_view kPrefixes[] = {
+      "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_MCA_ess", "PMIX_", "PMI_", "MPI_LOCAL"};
   constexpr std::string_view kOfStep[] = {
       "SLURM_STEP_ID", "SLURM_STEPID",  "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
       "SLURM_PROCID",  "SLURM_LOCALID", "SLURM_GTIDS"};

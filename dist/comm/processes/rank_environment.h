@@ -49,7 +49,7 @@ void set_rank_environment(const RankPlace& place, const MeetingPoint& meeting,
 /// Takes out of this process's environment what mpirun or srun have said to it as a rank, or as a
 /// task, and a launcher of the restarts of its run: what it starts is a run of its own, whose ranks
 /// would else take themselves, and an MPI of theirs would take them, for that one rank. What is
-/// configured stays (PMIX_MCA_*, OMPI_MCA_*), and what is of Slurm's job.
+/// configured stays (PMIX_MCA_*, OMPI_MCA_* but OMPI_MCA_ess*), and what is of Slurm's job.
 void forget_outer_rank();
 
 /// The variable by which a launcher says how often it has started all ranks again.
