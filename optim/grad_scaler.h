@@ -92,8 +92,9 @@ class GradScaler {
   double found_inf(const Optimizer& optimizer) const;
   void set_found_inf(const Optimizer& optimizer, double found_inf);
 
-  /// Makes an optimizer READY again: the gradients that were unscaled have been dropped.
-  void forget(const Optimizer& optimizer) { states_.erase(&optimizer); }
+  /// Makes an optimizer READY again: the gradients that were unscaled have been dropped, or it is
+  /// gone and another may come to lie in its place.
+  void forget(const Optimizer* optimizer) { states_.erase(optimizer); }
 
   bool is_enabled() const { return options_.enabled; }
   /// S; 1 when disabled.

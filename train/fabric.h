@@ -169,7 +169,7 @@ class Fabric {
   /// does not say how. A model whose Fabric is gone may be set up again where that has left it
   /// whole. Throws Error for one that shares parameters with another that was set up, and for an
   /// optimizer that was set up, comes twice, has stepped, has parameters of other models, needs
-  /// whole ones where the strategy cuts them, or, where a loss is scaled, has one that another has,
+  /// whole ones where the strategy cuts any, or, where a loss is scaled, has one that another has,
   /// too: then nothing has changed.
   template <std::derived_from<nn::Module> Model, std::derived_from<optim::Optimizer>... Optimizers>
   void setup(Model& model, Optimizers&... optimizers) {
@@ -262,8 +262,8 @@ class Fabric {
   /// optimizers is left out and clipping does nothing. Of several loaders that counts which gave a
   /// batch last and is not through. zero_grad() of these optimizers keeps what has added up, of all
   /// their models: it may begin the loop's body or end it. In the last round it keeps that for a
-  /// backward() or step() which follows; without one, in the place of step(), it leaves the step
-  /// out: behind the round the next accumulate(), backward(), clipping or step() drops all. Other
+  /// backward() that reaches some of it, on any rank, or a step() which follows; without one, in
+  /// the place of step(), it leaves the step out, and all is dropped where the round ends. Other
   /// models' gradients are whole, and their optimizers step. Throws Error for models of which one
   /// has had more rounds of its step than another.
   [[nodiscard]] std::shared_ptr<void> accumulate(const std::vector<nn::Module*>& models);
@@ -395,7 +395,7 @@ class Fabric {
     std::vector<Model*> models;
     bool is_unscaled = false;  // its gradients, since they were computed
     bool is_used_up = false;   // a step has used them; zero_grad() is due where a loss is scaled
-    bool is_drop_due = false;  // behind the round, unless a backward or a step comes before
+    bool is_drop_due = false;  // where the round ends, unless a backward or a step comes before
   };
   class Gradients;
 
@@ -439,8 +439,8 @@ class Fabric {
   void begin_pass(Model& model);
   void end_pass(Model& model);
   void abandon_pass(Model& model) const;
+  void note_pass(Optimizer& entry) const;
   void end_round();
-  void drop_what_is_due();
   static bool is_in_round(const Optimizer& optimizer);
   static bool waits(const Optimizer& optimizer);
   bool take_step(Optimizer& entry, double gradient_scale, const kernels::StepGate& gate);

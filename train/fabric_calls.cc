@@ -177,9 +177,13 @@ std::vector<Fabric::Parameter*> Fabric::trained_by(const Optimizer& entry) {
   return trained;
 }
 
-/// Models and optimizers may go before the Fabric.
+/// Models and optimizers may go before the Fabric. The loss scale may have waited for one of these,
+/// or for gradients that were dropped.
 void Fabric::forget_the_dead() {
   const auto is_dead = [](const auto& entry) { return entry->is_alive.expired(); };
+  for (const auto& entry : optimizers_) {
+    if (is_dead(entry) && entry->is_unscaled) scaler_.forget(entry->optimizer);
+  }
   std::erase_if(optimizers_, is_dead);
   std::erase_if(models_, [&](const auto& model) {
     // An optimizer's list of models must not dangle.
@@ -187,6 +191,7 @@ void Fabric::forget_the_dead() {
              return std::ranges::count(optimizer->models, model.get()) > 0;
            });
   });
+  if (is_update_due_) update_scale();
 }
 
 void Fabric::setup_model(nn::Module& model, const nn::ModelStructure& structure) {
@@ -377,6 +382,7 @@ void Fabric::check_optimizers(const std::vector<optim::Optimizer*>& optimizers,
   }
   std::unordered_set<const optim::Optimizer*> seen;
   for (const optim::Optimizer* const optimizer : optimizers) {
+    WEFT_CHECK(optimizer, "fabric: setup(): an optimizer is null");
     WEFT_CHECK(!optimizer->has_route(), "fabric: the optimizer was set up already");
     WEFT_CHECK(seen.insert(optimizer).second,
                "fabric: setup() of one {} twice; expected each optimizer once", optimizer->kind());
@@ -384,9 +390,10 @@ void Fabric::check_optimizers(const std::vector<optim::Optimizer*>& optimizers,
     WEFT_CHECK(
         !optimizer->has_stepped(),
         "fabric: set an optimizer up before its first step: its state is of whole parameters");
-    WEFT_CHECK(!optimizer->needs_whole_parameters() || !geometry_->cuts_parameters(),
-               "fabric: {} needs whole parameters, and the strategy {} cuts them",
-               optimizer->kind(), options_.strategy.name);
+    WEFT_CHECK(
+        !optimizer->needs_whole_parameters() || !geometry_->cuts_parameters(),
+        "fabric: {} needs whole parameters; the strategy {} cuts some, and refuses it for all",
+        optimizer->kind(), options_.strategy.name);
     for (const optim::ParameterGroup& group : optimizer->groups()) {
       for (const auto& [name, tensor] : group.parameters) {
         const Parameter* const parameter = find_parameter(tensor).second;

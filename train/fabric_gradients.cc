@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -25,7 +26,6 @@ bool has_gradient(const Tensors& parameters) {
 
 Tensors Fabric::Gradients::complete(const Tensors& parameters) {
   fabric_.forget_the_dead();
-  fabric_.drop_what_is_due();
   std::unordered_map<const void*, Optimizer*> optimizer_of;
   for (const auto& entry : fabric_.optimizers_) {
     for (const Tensor& p : entry->optimizer->parameters()) optimizer_of[p.id()] = entry.get();
@@ -182,7 +182,6 @@ void Fabric::abandon_pass(Model& model) const {
 
 void Fabric::run_backward(const std::function<void()>& pass) {
   forget_the_dead();
-  drop_what_is_due();  // which may move the scale that the pass takes
   for (const auto& entry : optimizers_) {
     if (!has_gradient(entry->optimizer->parameters())) entry->is_used_up = false;
     WEFT_CHECK(!entry->is_unscaled,
@@ -199,15 +198,29 @@ void Fabric::run_backward(const std::function<void()>& pass) {
   }
   for (const auto& model : models_) end_pass(*model);
   for (const auto& entry : optimizers_) {
-    if (!is_in_round(*entry)) continue;
-    const std::vector<Parameter*> trained = trained_by(*entry);
-    if (waits(*entry)) {
-      for (Parameter* const p : trained) p->is_adding_up = p->is_adding_up || p->is_touched;
-    } else if (std::ranges::any_of(trained, &Parameter::is_touched)) {
-      // The step has all that it waited for.
-      for (Parameter* const p : trained) p->is_adding_up = false;
-      entry->is_drop_due = false;
-    }
+    if (is_in_round(*entry)) note_pass(*entry);
+  }
+}
+
+/// Notes what a pass in a round of accumulate() was to the optimizer's step. Where it has summed,
+/// that is a matter of all ranks: some may have reached no parameter that others have.
+void Fabric::note_pass(Optimizer& entry) const {
+  constexpr int32_t kAddingUp = 1, kTouched = 2;
+  const std::vector<Parameter*> trained = trained_by(entry);
+  std::vector<int32_t> mine;
+  for (const Parameter* const p : trained) {
+    mine.push_back(p->is_touched ? kTouched : p->is_adding_up ? kAddingUp : 0);
+  }
+  const Tensor all = Tensor::from(mine, {static_cast<int64_t>(mine.size())});
+  const bool sums = std::ranges::none_of(
+      entry.models, [](const Model* const model) { return model->local_depth > 0; });
+  if (sums) all_reduce(all, dist::ReduceOp::kMax);
+  const std::span<const int32_t> found(all.data<int32_t>(), mine.size());
+  // Then the step has all that it waited for.
+  const bool is_complete = !waits(entry) && std::ranges::find(found, kTouched) != found.end();
+  if (is_complete) entry.is_drop_due = false;
+  for (size_t i = 0; i < trained.size(); ++i) {
+    trained[i]->is_adding_up = !is_complete && found[i] > 0;
   }
 }
 
@@ -253,7 +266,6 @@ std::shared_ptr<void> Fabric::accumulate(const std::vector<nn::Module*>& models)
                entries[0]->rounds, entry.rounds);
     entries.push_back(&entry);
   }
-  drop_what_is_due();
   const int64_t round = entries[0]->rounds + 1;
   const bool is_last = round == options_.accumulate || watch_->latest().is_last;
   is_in_round_ = true;
@@ -275,17 +287,16 @@ std::shared_ptr<void> Fabric::accumulate(const std::vector<nn::Module*>& models)
           }};
 }
 
+/// A zero_grad() that has kept what the last round found, and behind which neither a backward() nor
+/// a step() came, was to leave the step out. Throws nothing: a loss scale that waited for the step
+/// moves in the next call.
 void Fabric::end_round() {
   is_in_round_ = is_accumulating_ = false;
   for (const auto& model : models_) model->is_in_round = model->waits = false;
-}
-
-/// A zero_grad() that has kept what the last round found, and behind which neither a backward() nor
-/// a step() came in that round, was to leave the step out.
-void Fabric::drop_what_is_due() {
-  if (is_in_round_) return;
   for (const auto& entry : optimizers_) {
-    if (entry->is_drop_due) drop_gradients(*entry);
+    if (!entry->is_drop_due || entry->is_alive.expired()) continue;
+    for (Model* const model : entry->models) drop_gradients(*model, trained_by(*entry, *model));
+    settle(*entry);
   }
 }
 
@@ -305,9 +316,7 @@ double Fabric::unscale(optim::Optimizer& optimizer) {
 }
 
 Tensor Fabric::unread_unscale(optim::Optimizer& optimizer) {
-  Optimizer& entry = find_optimizer(optimizer, "unscale");
-  drop_what_is_due();
-  return unscale(entry);
+  return unscale(find_optimizer(optimizer, "unscale"));
 }
 
 Tensor Fabric::unscale(Optimizer& entry) {
@@ -338,7 +347,6 @@ bool Fabric::step(optim::Optimizer& optimizer, double gradient_scale,
 
 bool Fabric::take_step(Optimizer& entry, double gradient_scale, const kernels::StepGate& gate) {
   forget_the_dead();
-  drop_what_is_due();
   if (waits(entry)) return false;
   for (const Parameter* const p : trained_by(entry)) Gradients::check_summed(*p, "step()");
   poll_save();  // before anything changes: it may throw
@@ -400,7 +408,7 @@ void Fabric::skip_step() {
   Model& model = only_model("skip_step");
   poll_save();
   for (const auto& entry : optimizers_) {
-    if (entry->is_unscaled) scaler_.forget(*entry->optimizer);
+    if (entry->is_unscaled) scaler_.forget(entry->optimizer);
     entry->is_unscaled = false;
     entry->is_used_up = true;
   }
@@ -418,15 +426,17 @@ void Fabric::drop_gradients(Optimizer& entry) {
     has_kept = has_kept || count > 0;
     drop_gradients(*model, dropped);
   }
-  entry.is_drop_due = has_kept && !waits(entry);
   if (!has_kept) settle(entry);
+  // Not only where this rank has kept some: others may have.
+  entry.is_drop_due = keeps && !waits(entry);
+  forget_the_dead();
 }
 
-/// The optimizer's gradients are gone.
+/// The optimizer's gradients are gone. The loss scale that may have waited for them is the
+/// caller's to move, by forget_the_dead().
 void Fabric::settle(Optimizer& entry) {
-  if (entry.is_unscaled) scaler_.forget(*entry.optimizer);
+  if (entry.is_unscaled) scaler_.forget(entry.optimizer);
   entry.is_unscaled = entry.is_used_up = entry.is_drop_due = false;
-  if (is_update_due_) update_scale();
 }
 
 /// Wherever they are.
@@ -463,6 +473,7 @@ void Fabric::drop_gradients(Model& model) {
   std::vector<Parameter*> all;
   for (Parameter& p : model.parameters) all.push_back(&p);
   drop_gradients(model, all);
+  forget_the_dead();
 }
 
 /// Delayed scales follow the largest magnitude that any rank has met.

@@ -2,7 +2,9 @@
 // like: under every strategy what one device does, with ranks as threads.
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -724,10 +726,16 @@ TEST_CASE("trap: a setup() whose optimizers are refused has changed nothing") {
           strategy == "zero1" || strategy.find("fsdp") != std::string::npos || strategy == "tp";
       if (is_cut) {
         dist::expect_error([&] { fabric.setup(net, whole); },
-                           fmt::format("fabric: LARS needs whole parameters, and the strategy {} "
-                                       "cuts them",
+                           fmt::format("fabric: LARS needs whole parameters; the strategy {} cuts "
+                                       "some, and refuses it for all",
                                        strategy));
+        // Of what tp leaves whole, too.
+        optim::Lars whole_head(net.head.named_parameters());
+        dist::expect_error([&] { fabric.setup(net, whole_head); }, "refuses it for all");
       }
+      const std::vector<optim::Optimizer*> one_is_null = {&all, nullptr};
+      dist::expect_error([&] { fabric.setup(net, one_is_null, net.structure()); },
+                         "fabric: setup(): an optimizer is null");
       WEFT_CHECK(!Fabric::of(net) && !net.fc1.weight.grad().defined(), "it is set up");
       const NamedTensors after = net.state_dict();
       WEFT_CHECK(dist::difference(after, before) == 0, "the model has changed");
@@ -744,42 +752,151 @@ TEST_CASE("trap: a setup() whose optimizers are refused has changed nothing") {
   }
 }
 
-TEST_CASE("a step of rounds that is left out leaves no change of the loss scale behind") {
-  Fabric fabric({.precision = "16-mixed",
-                 .numerics = {.loss_scale = {.init_scale = 64, .growth_interval = 1}},
-                 .accumulate = 2});
-  fabric.launch(nullptr);
-  Net a(4, false), b(4, false);
-  optim::SGD of_a(a.named_parameters(), {.lr = 0.1}), of_b(b.named_parameters(), {.lr = 0.1});
-  fabric.setup(a, of_a);
-  fabric.setup(b, of_b);
-  const Tensor x = Tensor::full({4, 6}, 1);
-  for (int step = 0; step < 3; ++step) {
-    const int scale = 64 << step;
-    for (int part : {0, 1}) {
-      INFO("step " << step << ", part " << part);
+namespace {
+
+/// Two models in 16-mixed, whose rounds double the loss scale at each step.
+struct Scaled {
+  Scaled() {
+    fabric.launch(nullptr);
+    fabric.setup(a, of_a);
+    fabric.setup(b, *of_b);
+  }
+  /// The last leaves b's step out, for which the change of the scale waits: by zero_grad(), or so
+  /// that b's gradients stay. Returns the scale until then.
+  double leave_b_out(bool drops = true) {
+    {
       const auto round = fabric.accumulate({&a, &b});
-      CHECK(fabric.scaler().get_scale() == scale);
-      if (part == 0) {
-        CHECK(!b.fc1.weight.grad().defined());
-        fabric.backward(ops::mean(a(x)) + ops::mean(b(x)));
-        continue;
-      }
-      of_b.zero_grad();  // in the place of b's backward and step
-      fabric.backward(ops::mean(a(x)));
-      // Both are divided by the scale, which then waits for b's step.
-      CHECK(optim::clip_grad_norm(a.parameters(), 1.0) > 0);
-      CHECK(optim::clip_grad_norm(b.parameters(), 1.0) > 0);
-      CHECK(of_a.step());
-      CHECK(fabric.scaler().get_scale() == scale);
-      of_a.zero_grad();
+      fabric.backward(ops::mean(a(x)) + ops::mean(b(x)));
     }
+    const double scale = fabric.scaler().get_scale();
+    const auto round = fabric.accumulate({&a, &b});
+    if (drops) of_b->zero_grad();  // in the place of b's backward and step
+    fabric.backward(ops::mean(a(x)));
+    // Both are divided by the scale.
+    CHECK(optim::clip_grad_norm(a.parameters(), 1.0) > 0);
+    CHECK(optim::clip_grad_norm(b.parameters(), 1.0) > 0);
+    CHECK(of_a.step());
+    CHECK(fabric.scaler().get_scale() == scale);
+    of_a.zero_grad();
+    return scale;
+  }
+
+  Fabric fabric{{.precision = "16-mixed",
+                 .numerics = {.loss_scale = {.init_scale = 64, .growth_interval = 1}},
+                 .accumulate = 2}};
+  Net a{4, false}, b{4, false};
+  optim::SGD of_a{a.named_parameters(), {.lr = 0.1}};
+  std::unique_ptr<optim::SGD> of_b =
+      std::make_unique<optim::SGD>(b.named_parameters(), optim::SgdOptions{.lr = 0.1});
+  const Tensor x = Tensor::full({4, 6}, 1);
+};
+
+}  // namespace
+
+TEST_CASE("a step of rounds that is left out leaves no change of the loss scale behind") {
+  Scaled s;
+  for (int step = 0; step < 3; ++step) {
+    INFO("step " << step);
+    CHECK(s.leave_b_out() == 64 << step);
+    CHECK(!s.b.fc1.weight.grad().defined());
   }
   // The loss takes the scale that has moved.
-  const Tensor bias = a.head.bias;
-  fabric.backward(ops::sum(a(x)));
-  CHECK(fabric.scaler().get_scale() == 512);
+  const Tensor bias = s.a.head.bias;
+  s.fabric.backward(ops::sum(s.a(s.x)));
+  CHECK(s.fabric.scaler().get_scale() == 512);
   for (double g : bias.grad().to_vector()) CHECK(g == 4 * 512);
+}
+
+TEST_CASE("a step of rounds that is left out leaves nothing to a state that is saved or loaded") {
+  const char* const folder = std::getenv("TEST_TMPDIR");
+  const std::string path = std::string(folder ? folder : "/tmp") + "/scale.safetensors";
+  Scaled s;
+  const auto scale_of_next_pass = [&] {
+    s.of_a.zero_grad();
+    s.fabric.backward(ops::sum(s.a(s.x)));
+    return s.a.head.bias.grad().to_vector()[0] / 4;
+  };
+  s.leave_b_out();
+  s.fabric.save(path, {{"scaler", &s.fabric.scaler()}});
+  CHECK(scale_of_next_pass() == 128);
+  s.of_a.zero_grad();
+  s.leave_b_out();
+  s.fabric.load(path, {{"scaler", &s.fabric.scaler()}});
+  CHECK(s.fabric.scaler().get_scale() == 128);
+  CHECK(scale_of_next_pass() == 128);
+}
+
+TEST_CASE("a step of rounds that is left out leaves nothing to the next optimizer") {
+  Fabric fabric({.accumulate = 2});
+  fabric.launch(nullptr);
+  Net net(4, false);
+  auto first = std::make_unique<optim::SGD>(net.named_parameters(), optim::SgdOptions{.lr = 0.1});
+  fabric.setup(net, *first);
+  const Tensor x = Tensor::full({4, 6}, 1);
+  for (int part : {0, 1}) {
+    const auto round = fabric.accumulate(net);
+    if (part == 0) fabric.backward(ops::sum(net(x)));
+    first->zero_grad();
+  }
+  CHECK(!net.head.bias.grad().defined());
+  first.reset();
+  optim::SGD second(net.named_parameters(), {.lr = 0.1});
+  fabric.setup_optimizer(second);
+  fabric.backward(ops::sum(net(x)));
+  for (double g : net.head.bias.grad().to_vector()) CHECK(g == 4);
+
+  // The loss scale that waits for an optimizer does so while that is there.
+  for (const bool drops : {false, true}) {
+    INFO("drops: " << drops);
+    Scaled s;
+    s.leave_b_out(drops);
+    s.of_b.reset();
+    s.fabric.backward(ops::sum(s.a(s.x)));
+    CHECK(s.fabric.scaler().get_scale() == 128);
+    for (double g : s.a.head.bias.grad().to_vector()) CHECK(g == 4 * 128);
+    CHECK(s.of_a.step());
+  }
+}
+
+TEST_CASE("trap: a step of rounds is left out on all ranks or on none, whatever each has reached") {
+  // The ranks that reach the optimizer's parameters in the first round and in the last.
+  struct Case {
+    std::vector<int> first, last;
+    bool is_left_out;  // with zero_grad() in each round, and the step behind the last
+  };
+  const auto train = [](const FabricOptions& options, const Case& which, bool by_hand,
+                        bool steps_behind) {
+    return on_ranks(options, [&](Fabric& fabric) {
+      Net net(4, false);
+      const auto is_of_fc1 = [](const std::string& name) { return name.starts_with("fc1."); };
+      optim::SGD optimizer(chosen(net, is_of_fc1), {.lr = 0.1});
+      fabric.setup(net, optimizer);
+      for (int part : {0, 1}) {
+        auto round = by_hand ? fabric.no_backward_sync(net, part == 0) : fabric.accumulate(net);
+        if (!by_hand) optimizer.zero_grad();
+        const std::vector<int>& reach = part == 0 ? which.first : which.last;
+        const auto [x, labels] = rows_of(fabric, 0, part);
+        const Tensor logits = std::ranges::count(reach, fabric.rank()) > 0
+                                  ? net(x)
+                                  : fabric.forward(net, [&, x = x] { return net.head(x); });
+        fabric.backward(ops::cross_entropy(logits, labels) * (by_hand ? 0.5 : 1.0));
+        if (steps_behind) round.reset();
+        if (part == 1) optimizer.step();
+      }
+      return Result{dist::cloned(net.state_dict()), {}};
+    });
+  };
+  for (const char* const name : {"ddp", "zero1", "zero2"}) {
+    const FabricOptions options{.devices = 2, .strategy = {.name = name}};
+    for (const Case& which : {Case{{0, 1}, {0}, false}, {{0}, {1}, false}, {{0}, {}, true}}) {
+      INFO(name << ", " << which.first.size() << " and " << which.last.size());
+      const std::vector<Result> by_hand = train(options, which, true, false);
+      check_same(train(options, which, false, false), by_hand[0]);
+      const std::vector<Result> behind = train(options, which, false, true);
+      if (!which.is_left_out) check_same(behind, by_hand[0]);
+      check_same(behind, behind[0]);
+    }
+  }
 }
 
 TEST_CASE("gradients that wait for further rounds follow the loss scale") {

@@ -198,6 +198,7 @@ void Fabric::async_save(const std::string& path, const std::vector<NamedState>& 
                         const std::function<void()>& then) {
   check_names("save", states);
   wait_for_save();
+  forget_the_dead();  // a loss scale that moves yet is saved as it is then
   const bool is_sharded = options_.state_dict_type == "sharded";
   NamedTensors tensors;  // whole ones
   SliceCopies slices;    // of this rank
@@ -357,6 +358,7 @@ std::vector<std::string> Fabric::load(const std::string& path,
 std::vector<std::string> Fabric::load_by_kinds(
     const std::string& path, const std::function<std::vector<NamedState>(const StateKinds&)>& ask) {
   wait_for_save();
+  forget_the_dead();  // lest a loss scale that is loaded moves for what was before
   const SavedState file(path);
   const auto text = file.metadata.find(kState);
   WEFT_CHECK(text != file.metadata.end(),

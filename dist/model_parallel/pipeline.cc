@@ -382,10 +382,12 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     return dy;
   }
 
-  /// Of a run, or of a batch's forward.
+  /// Of a run, or of a batch's forward. Clearing the way is part of it: where that fails, on this
+  /// stage alone say, the next has to recover.
   std::shared_ptr<PassWatch::Attempt> begin() {
+    auto attempt = watch_.attempt();
     if (watch_.recover("pipeline", {options_.stages.get(), options_.data.get()})) clear_the_way();
-    return watch_.attempt();
+    return attempt;
   }
 
   /// Takes what a run that failed has left on its way between the stages, lest the next find it.

@@ -465,8 +465,9 @@ TEST_CASE(
 }
 
 TEST_CASE("trap: a stage that fails between an activation's header and the activation") {
-  const auto train = [](OnRank& r, const std::function<void()>& before_failure) {
+  const auto train = [](OnRank& r, const std::function<void(int step)>& before) {
     for (int step = 0; step < 3; ++step) {
+      before(step);
       const auto at = [&](int64_t i) {
         WEFT_CHECK(step != 1 || i == 0, "no memory");  // so that the first stage fails, too
         const OracleShare mine = r.share(10 * step + static_cast<int>(i));
@@ -476,7 +477,6 @@ TEST_CASE("trap: a stage that fails between an activation's header and the activ
       };
       const auto run = [&] { r.strategy->run(*r.model, {.count = 2, .at = at}); };
       if (step == 1) {
-        before_failure();
         expect_error(run, "no memory");
         r.zero_grad();
       } else {
@@ -486,19 +486,32 @@ TEST_CASE("trap: a stage that fails between an activation's header and the activ
     }
   };
   OnRank one({.name = "single"}, nullptr, false);
-  train(one, [] {});
+  train(one, [](int) {});
   for (const Schedule schedule : {Schedule::kGpipe, Schedule::k1F1B}) {
     INFO(name(schedule));
     double worst = 0;
-    run_ranks(2, [&](Communicator& c) {
+    int second_stages = 0;  // that have come through
+    const auto fit = [&](Communicator& c, bool fails_again) {
       const auto recvs = std::make_shared<int>(0);
       OnRank mine({.name = "pipeline", .schedule = schedule},
                   std::make_shared<FailingRecv>(borrowed(c), recvs), false);
-      train(mine, [&] { *recvs = c.rank() == 1 ? 2 : 0; });
+      train(mine, [&](int step) {
+        if (c.rank() == 0) return;
+        if (step == 1) *recvs = 2;
+        if (step != 2 || !fails_again) return;
+        *recvs = 1;  // of the activation that the failed run has left
+        expect_error([&] { mine.strategy->run(*mine.model, {.count = 2}); }, "no memory");
+      });
+      second_stages += c.rank();
       const NamedTensors state = mine.strategy->model_state(*mine.model);
       if (c.rank() == 0) worst = difference(state, one.model->state_dict());
-    });
+    };
+    run_ranks(2, [&](Communicator& c) { fit(c, false); });
     CHECK(worst < 1e-12);
+    // It has failed there alone, and must not go on with what was left: the first is a run ahead.
+    const auto fit_again = [&](Communicator& c) { fit(c, true); };
+    CHECK_THROWS_AS(run_ranks(2, fit_again, {.host = {.timeout_seconds = 1}}), Error);
+    CHECK(second_stages == 1);
   }
 }
 

@@ -93,7 +93,7 @@ TEST_CASE("README: a variant in the tree, a skeleton outside of it, and training
   REQUIRE(bench != std::string::npos);
   CHECK_THAT(text.substr(0, bench), Contains(" fill_cpu_mine ") && Contains(" 0 failed, "));
   CHECK_THAT(text.substr(bench), Contains(" fill_cpu_mine "));
-  CHECK_THAT(text, Contains("softmax_cpu_mine ") && Contains("softmax: 199 checked, 0 failed"));
+  CHECK_THAT(text, Contains("softmax_cpu_mine ") && Contains("softmax: 247 checked, 0 failed"));
   CHECK_THAT(text,
              Contains("softmax_cpu_mine of mine/softmax_cpu_mine.cc stands first in softmax") &&
                  Contains("test accuracy"));
@@ -102,7 +102,7 @@ TEST_CASE("README: a variant in the tree, a skeleton outside of it, and training
 TEST_CASE("docs/add-a-kernel.md: a plugin, an op of one's own, and a variant in the tree") {
   const std::string text = follow("docs/add-a-kernel.md", scene("document"));
   INFO(text);
-  CHECK_THAT(text, Contains("softmax_cuda_mine ") && Contains("softmax: 11 checked, 0 failed"));
+  CHECK_THAT(text, Contains("softmax_cuda_mine ") && Contains("softmax: 14 checked, 0 failed"));
   CHECK_THAT(text, Contains("square_cpu_loop ") && Contains("square_cuda_threads ") &&
                        Contains("square: 19 checked, 0 failed"));
   CHECK_THAT(text, Contains("gemm_cuda_columns ") && Contains(" checked, 0 failed"));

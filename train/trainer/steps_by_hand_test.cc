@@ -246,6 +246,7 @@ TEST_CASE("what a step by hand leaves no place for is an error that names it") {
   Automatic automatic;
   Trainer trainer(quiet({.max_steps = 1}));
   CHECK_THROWS_WITH(trainer.fit(automatic, loader), Contains("automatic_optimization = false"));
+  CHECK(Fabric::of(automatic.generator) == nullptr);
   struct Mixed : Regression {
     Tensor training_step(const Batch& batch, int64_t index) override {
       manual_backward(Regression::training_step(batch, index));
@@ -266,4 +267,18 @@ TEST_CASE("what a step by hand leaves no place for is an error that names it") {
   TooMany many;
   Trainer third(quiet({.max_steps = 1}));
   CHECK_THROWS_WITH(third.fit(many, loader), Contains("gave 2, there is no number 2"));
+  struct Foreign : Adversaries {
+    Optimization configure_optimizers() override {
+      Optimization all = Adversaries::configure_optimizers();
+      all.parts[1].optimizer = std::make_shared<optim::SGD>(foreign.named_parameters());
+      first = all.parts[0].optimizer;
+      return all;
+    }
+    Mlp foreign{2, 1};
+    std::shared_ptr<optim::Optimizer> first;
+  };
+  Foreign foreign;
+  Trainer fourth(quiet({.max_steps = 1}));
+  CHECK_THROWS_WITH(fourth.fit(foreign, loader), Contains("is of no model that was set up"));
+  CHECK(!foreign.first->has_route());
 }

@@ -139,16 +139,20 @@ void Trainer::fit_module(TrainingModule& module, const nn::ModelStructure& struc
 }
 
 /// `structure`: of module.model(). What another Fabric has set up, of another Trainer that is idle,
-/// is taken over.
-void Trainer::set_up(TrainingModule& module, const nn::ModelStructure& structure) {
+/// is taken over. What is wrong with the optimizers of a single model is said before that is cut.
+void Trainer::set_up(TrainingModule& module, const nn::ModelStructure& structure,
+                     const std::vector<optim::Optimizer*>& optimizers) {
   const NamedModels models = module.models();
   WEFT_CHECK(!models.empty(), "trainer: models() named none");
   for (const auto& [name, model] : models) {
     Fabric* const owner = Fabric::of(*model);
     if (owner == &fabric_) continue;
     if (owner) owner->release(*model);
-    fabric_.setup_model(*model, model == &module.model() ? structure : structure_of(*model));
+    const nn::ModelStructure own = model == &module.model() ? structure : structure_of(*model);
+    if (models.size() == 1) return fabric_.setup(*model, optimizers, own);
+    fabric_.setup_model(*model, own);
   }
+  fabric_.setup_optimizers(optimizers);
 }
 
 void Trainer::set_training(TrainingModule& module, bool trains) {
@@ -171,7 +175,7 @@ NamedTensors Trainer::parameters() const {
 /// What a step that the module takes itself leaves no place for.
 void Trainer::check_steps_by_hand() const {
   if (module_->automatic_optimization) {
-    WEFT_CHECK(parts_.size() == 1 && module_->models().size() == 1,
+    WEFT_CHECK(parts_.size() == 1 && module_->models().size() <= 1,
                "trainer: {} optimizers of {} models: a module with several takes its steps itself, "
                "with automatic_optimization = false",
                parts_.size(), module_->models().size());
@@ -207,15 +211,16 @@ void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& trai
   }
   const Optimization optimization = module_->configure_optimizers();
   WEFT_CHECK(!optimization.parts.empty(), "trainer: configure_optimizers() returned none");
+  std::vector<optim::Optimizer*> optimizers;
   for (const Optimization::Part& part : optimization.parts) {
     WEFT_CHECK(part.optimizer, "trainer: configure_optimizers() returned none");
     parts_.push_back({part.optimizer, {}});
+    optimizers.push_back(part.optimizer.get());
   }
-  set_up(*module_, structure);
   const dist::StrategyKind& kind = dist::strategy_of(fabric_.options().strategy, fabric_.size());
   is_pipelined_ = contains(kind.settings, dist::Settings::kPipelineStages);
   check_steps_by_hand();
-  for (const Part& part : parts_) fabric_.setup_optimizer(*part.optimizer);
+  set_up(*module_, structure, optimizers);
   if (options_.capture != Capture::kOff) {
     const std::string obstacle = why_not_captured();
     WEFT_CHECK(obstacle.empty() || options_.capture == Capture::kAuto,

@@ -258,7 +258,8 @@ class Trainer {
   void call(Hook hook, Arguments&&... arguments) {
     call_hook(options_.callbacks, hook, std::forward<Arguments>(arguments)...);
   }
-  void set_up(TrainingModule& module, const nn::ModelStructure& structure);
+  void set_up(TrainingModule& module, const nn::ModelStructure& structure,
+              const std::vector<optim::Optimizer*>& optimizers = {});
   static void set_training(TrainingModule& module, bool trains);
   void check_steps_by_hand() const;
   NamedTensors parameters() const;

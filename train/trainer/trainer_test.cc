@@ -720,4 +720,15 @@ TEST_CASE("what cannot work is said by name") {
   };
   CHECK_THAT(fails(Loud(), {}), Contains("log: \"all\": expected one number"));
   CHECK_THROWS_WITH(Regression().trainer(), Contains("no Trainer is at work"));
+  // Before a model is set up, of which a strategy may leave parts.
+  struct Foreign : Regression {
+    Optimization configure_optimizers() override {
+      return std::make_unique<optim::SGD>(foreign.named_parameters(), optim::SgdOptions{});
+    }
+    nn::Linear foreign{3, 1};
+  };
+  Foreign foreign;
+  Trainer trainer(quiet({.max_epochs = 1}));
+  CHECK_THROWS_WITH(trainer.fit(foreign, train), Contains("is of no model that was set up"));
+  CHECK(Fabric::of(foreign) == nullptr);
 }
