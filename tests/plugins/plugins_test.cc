@@ -134,7 +134,7 @@ TEST_CASE("A plugin is timed beside the others, and its page is written") {
   CHECK(report.code == 0);
   CHECK_THAT(read(page), Contains("softmax_cpu_loop"));
   CHECK_THAT(kernels("check softmax --json --small", file).text,
-             EndsWith("{\"checked\":11,\"failed\":0,\"skipped\":0}\n"));
+             EndsWith("{\"checked\":14,\"failed\":0,\"skipped\":0}\n"));
   // The emulated device is not timed, and that is said.
   const weft::CommandOutcome refused =
       kernels("bench softmax " + options, plugin("racing.cu", "timed.cu"));
