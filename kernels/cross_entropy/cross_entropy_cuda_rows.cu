@@ -74,12 +74,6 @@ struct Row {
   }
 };
 
-/// The maximum of a row's logits, and the logarithm of the sum of their exponentials beyond it.
-template <class Acc>
-struct LogSum {
-  Acc max, rest;
-};
-
 /// The logits of a warp's row in its registers, kSteps of a lane: lane l has the columns l, l + 32,
 /// ...
 template <class Acc, int kSteps>
@@ -107,12 +101,12 @@ struct WarpLogits {
     }
   }
   static __device__ Acc sum(Acc x) { return warp_sum(x); }
-  __device__ LogSum<Acc> log_sum() const {
+  __device__ Exponentials<Acc> exponentials() const {
     Acc max = -INFINITY, total = 0;
     for_each([&](int64_t, const auto& x) { max = x[0] > max ? x[0] : max; });
     max = warp_max(max);
     for_each([&](int64_t, const auto& x) { total += std::exp(x[0] - max); });
-    return {max, std::log(sum(total))};
+    return {max, sum(total)};
   }
   static __device__ void wait() { __syncwarp(); }
 };
@@ -132,10 +126,9 @@ struct BlockLogits {
     });
   }
   static __device__ Acc sum(Acc x) { return block_sum<kLongRowThreads>(x); }
-  __device__ LogSum<Acc> log_sum() const {
-    const Exponentials<Acc> all = long_row_exponentials<Acc>(
+  __device__ Exponentials<Acc> exponentials() const {
+    return long_row_exponentials<Acc>(
         [&](auto f) { for_each([&](int64_t, const auto& x) { f(x); }); });
-    return {all.max, std::log(all.sum)};
   }
   static __device__ void wait() { __syncthreads(); }
 };
@@ -152,8 +145,9 @@ __device__ Acc sum_of(const Logits& logits, F f) {
 template <class Acc, class Logits>
 __device__ Acc write_loss(const Row<Acc>& row, const Logits& logits, bool is_writer) {
   const CrossEntropyRows& p = row.p;
-  const LogSum<Acc> log_sum = logits.log_sum();
-  const auto surprise = [&](Acc logit) { return log_sum.rest - (logit - log_sum.max); };
+  const Exponentials<Acc> all = logits.exponentials();
+  const Acc log_sum = std::log(all.sum);
+  const auto surprise = [&](Acc logit) { return log_sum - (logit - all.max); };
   Acc loss = 0;
   if (!p.hard) {
     loss = row.keep * sum_of<Acc>(logits, [&](int64_t c, const auto& x) {
@@ -177,10 +171,10 @@ __device__ Acc write_loss(const Row<Acc>& row, const Logits& logits, bool is_wri
   }
   if (is_writer) {
     row.put(p.loss, 0, {loss});
-    if (p.lse.elements) row.put(p.lse, 0, {log_sum.max + log_sum.rest});
+    if (p.lse.elements) row.put(p.lse, 0, {all.max + log_sum});
   }
   logits.wait();  // dlogits may be logits' memory, where threads read the label's
-  return log_sum.max + log_sum.rest;
+  return all.max + log_sum;
 }
 
 template <class Acc, class Logits>
