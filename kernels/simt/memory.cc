@@ -224,7 +224,7 @@ void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
   State& s = state();
   for_each_granule(address, bytes, [&](uintptr_t at, uint8_t mask) {
     const auto [granule, has_readers_alone] = s.global.at(at, s.launch_start);
-    // Most accesses read what a whole grid reads and nobody writes: one of them in sixteen is noted.
+    // Most accesses read what a whole grid reads and nobody writes: one in sixteen is noted.
     constexpr uint64_t kNotedOneIn = 16;
     if (has_readers_alone && visitor.event.access == Access::kRead &&
         s.next_random() % kNotedOneIn != 0) {
