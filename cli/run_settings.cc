@@ -128,6 +128,21 @@ void solve(const train::ConfigFile& file, EffectiveSettings& settings) {
   if (has_micro && has_accumulation && config.devices > 0) apply(rule, file.path, config);
 }
 
+/// Puts the file's format of gradients on their way into effect, under the strategy that there is.
+void set_communication(const train::ConfigFile& file, EffectiveSettings& settings) {
+  if (file.communication_dtype.empty()) return;
+  const auto origin = settings.origins.extract("communication_dtype");
+  train::Config& config = settings.config;
+  if (const char* const key = apply_communication_dtype(file, config)) {
+    settings.origins[key] = origin.mapped();
+    return;
+  }
+  const int devices = static_cast<int>(config.devices);
+  settings.notes.push_back(fmt::format(
+      "{}: under strategy {} gradients travel, if at all, in their own format",
+      file.keys.at("communication_dtype"), dist::strategy_of(config.strategy, devices).name));
+}
+
 /// With what DeepSpeed has in the place of what a file of its leaves out.
 train::ConfigFile with_defaults(train::ConfigFile file) {
   for (const auto& [key, value] : file.defaults.items()) {
@@ -477,6 +492,7 @@ EffectiveSettings effective(const RunSettings& settings, const Device& kind) {
       for (const auto& [key, value] : named.items()) {
         if (value != before.at(key)) result.origins[key] = result.origins.at("strategy");
       }
+      set_communication(file, result);
       for (const RunSettings::Override& override : settings.overrides) {
         override.apply(config);
         said(override.key);

@@ -272,6 +272,131 @@ TEST_CASE("what a DeepSpeed file leaves out of its optimizer is DeepSpeed's and 
   CHECK(parse("--config " + rest).config.schedule == "one-cycle");
 }
 
+TEST_CASE("FSDP's NO_SHARD is ddp, whatever Accelerate writes beside it") {
+  const std::string file =
+      "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n"
+      "  fsdp_offload_params: false\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n";
+  const std::string sharding = file + "  fsdp_sharding_strategy: NO_SHARD\n";
+  for (const std::string& text :
+       {sharding + "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+                   "  fsdp_transformer_layer_cls_to_wrap: EncoderBlock\n"
+                   "  fsdp_backward_prefetch: BACKWARD_PRE\n",
+        sharding + "  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n  fsdp_min_num_params: 100000\n",
+        sharding + "  fsdp_auto_wrap_policy: NO_WRAP\n",
+        sharding + "  fsdp_backward_prefetch: NO_PREFETCH\n",
+        file + "  fsdp_reshard_after_forward: NO_SHARD\n"
+               "  fsdp_backward_prefetch_policy: NO_PREFETCH\n"}) {
+    INFO(text);
+    const EffectiveSettings all = parse("--config " + write_file("whole.yaml", text));
+    CHECK(all.config.strategy.name == "ddp");
+    CHECK(all.config.strategy.wrap.empty());
+    CHECK_FALSE(all.config.strategy.no_prefetch);
+    CHECK(all.config.state_dict_type == "sharded");
+    REQUIRE(all.notes.size() == 1);
+    CHECK_THAT(all.notes[0], StartsWith("fsdp_config.fsdp_") &&
+                                 Contains("nothing here: NO_SHARD leaves parameters whole"));
+  }
+  // This would take another place in memory.
+  const std::string offload =
+      write_file("whole.yaml",
+                 "distributed_type: FSDP\nnum_processes: 2\n"
+                 "fsdp_config: {fsdp_sharding_strategy: NO_SHARD, fsdp_offload_params: true}\n");
+  CHECK_THROWS_WITH(parse("--config " + offload),
+                    Contains("key \"fsdp_config.fsdp_offload_params\": cpu-offload is a setting"));
+}
+
+TEST_CASE("stage 0 of ZeRO is ddp, whatever a file offloads") {
+  const std::string yaml = write_file(
+      "stage0.yaml",
+      "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 0\n"
+      "  offload_optimizer_device: cpu\n  offload_param_device: none\n");
+  const std::string ds = write_file("stage0.json", R"({"train_batch_size": 8,
+      "zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}})");
+  for (const std::string& path : {yaml, ds}) {
+    const EffectiveSettings all = parse("--devices 2 --config " + path);
+    CHECK(all.config.strategy.name == "ddp");
+    CHECK_FALSE(all.config.strategy.offload_optimizer);
+    CHECK(all.origins.at("offload_optimizer") == "default");
+    REQUIRE(all.notes.size() == 1);
+    CHECK_THAT(all.notes[0], Contains("offload_optimizer"));
+  }
+}
+
+TEST_CASE("DeepSpeed's communication_data_type is the setting that the strategy has for it") {
+  const std::string plain =
+      write_file("plain.json", R"({"train_batch_size": 8, "communication_data_type": "fp16"})");
+  const std::string zero = write_file("zero.json", R"({"train_batch_size": 8,
+      "communication_data_type": "fp16", "zero_optimization": {"stage": 2}})");
+  const std::string outer = write_file("outer.yaml",
+                                       "distributed_type: DEEPSPEED\ndeepspeed_config:\n"
+                                       "  deepspeed_config_file: plain.json\n");
+  struct Case {
+    std::string file, line, setting;
+  };
+  for (const auto& [file, line, setting] :
+       std::vector<Case>{{plain, "--devices 2", "compress_dtype"},
+                         {plain, "--devices 2 --strategy ddp", "compress_dtype"},
+                         {plain, "--devices 2 --strategy fsdp", "reduce_dtype"},
+                         {plain, "--devices 2 --strategy deepspeed_stage_2", "reduce_dtype"},
+                         {zero, "--devices 2", "reduce_dtype"},
+                         {zero, "--devices 2 --strategy ddp", "compress_dtype"},
+                         {outer, "--devices 2", "compress_dtype"}}) {
+    INFO(file << " " << line);
+    const EffectiveSettings all = parse("--config " + file + " " + line);
+    const json settings = to_json(all.config);
+    for (const char* key : {"compress_dtype", "reduce_dtype"}) {
+      CHECK(settings.at(key) == (key == setting ? "fp16" : ""));
+    }
+    CHECK_THAT(all.origins.at(setting),
+               StartsWith(file + ": ") && Contains("communication_data_type"));
+    CHECK_FALSE(all.origins.contains("communication_dtype"));
+    CHECK(all.notes.empty());
+  }
+  for (const char* line : {"", "--strategy single", "--devices 2 --strategy dp"}) {
+    INFO(line);
+    const EffectiveSettings all = parse("--config " + plain + " " + line);
+    CHECK(all.config.strategy.compress_dtype.empty());
+    CHECK(all.config.strategy.reduce_dtype.empty());
+    REQUIRE(all.notes.size() == 1);
+    CHECK_THAT(all.notes[0], StartsWith("communication_data_type: under strategy "));
+  }
+  const EffectiveSettings said =
+      parse("--config " + zero + " --devices 2 --strategy ddp --compress-dtype bf16");
+  CHECK(said.config.strategy.compress_dtype == "bf16");
+  CHECK(said.origins.at("compress_dtype") == "command line");
+}
+
+TEST_CASE("fp16 through Accelerate's DeepSpeed has DeepSpeed's loss scaling") {
+  const std::string deepspeed =
+      "distributed_type: DEEPSPEED\ndeepspeed_config:\n"
+      "  zero_stage: 1\n  offload_optimizer_device: none\n  offload_param_device: none\n";
+  write_file("plain.json", R"({"train_batch_size": 8})");
+  const std::string fp16 = "mixed_precision: fp16\n";
+  for (const auto& [text, line] : std::vector<std::pair<std::string, std::string>>{
+           {deepspeed + fp16, ""},
+           {deepspeed, " --precision fp16"},
+           {deepspeed + "  deepspeed_config_file: plain.json\n" + fp16, ""}}) {
+    INFO(text << line);
+    const std::string path = write_file("scale.yaml", text);
+    const EffectiveSettings all = parse("--devices 2 --config " + path + line);
+    CHECK(all.config.precision == "fp16");
+    CHECK(all.config.loss_scale == "dynamic");
+    CHECK(all.config.initial_loss_scale == 65536);
+    CHECK(all.config.loss_scale_window == 1000);
+    CHECK(all.config.loss_scale_hysteresis == 2);
+    CHECK(all.config.min_loss_scale == 1);
+    CHECK(all.origins.at("loss_scale_window") == path + ": DeepSpeed's default");
+  }
+  // What DeepSpeed's own file says counts, and without DeepSpeed there is none of it.
+  write_file("scale.json", R"({"fp16": {"enabled": "auto", "loss_scale_window": 123}})");
+  const std::string inner =
+      write_file("scale.yaml", deepspeed + "  deepspeed_config_file: scale.json\n" + fp16);
+  CHECK(parse("--config " + inner).config.loss_scale_window == 123);
+  CHECK(parse("--config " + inner).config.loss_scale_hysteresis == 2);
+  const std::string ddp = write_file("scale.yaml", "distributed_type: MULTI_GPU\n" + fp16);
+  CHECK(parse("--config " + ddp).config.loss_scale_window == 2000);
+}
+
 TEST_CASE("a file's value that is out of range is told with the file and its key") {
   const auto fails = [](const std::string& name, const std::string& text,
                         const std::string& message) {

@@ -6,6 +6,7 @@
 
 #include "core/philox.h"
 #include "nn/meta.h"
+#include "nn/modes.h"
 
 namespace weft::models {
 namespace {
@@ -32,21 +33,6 @@ int64_t draw(const std::vector<double>& probabilities, Philox& random) {
   }
   return last;
 }
-
-/// Evaluation for as long as it lives.
-class Evaluation {
- public:
-  explicit Evaluation(nn::Module& model) : model_(model), was_training_(model.is_training()) {
-    model.eval();
-  }
-  ~Evaluation() { model_.train(was_training_); }
-  Evaluation(const Evaluation&) = delete;
-  Evaluation& operator=(const Evaluation&) = delete;
-
- private:
-  nn::Module& model_;
-  bool was_training_;
-};
 
 /// Whether the model runs as a whole alone, by model(tokens): its weights come and go or lie on
 /// several devices (nn/dispatch.h), or its parts refuse to be called past a strategy or a precision
@@ -106,7 +92,7 @@ std::vector<int64_t> generate(Gpt& model, const std::vector<int64_t>& prompt,
              options.max_new_tokens, context);
   constexpr uint64_t kStream = uint64_t{0x67656e65} << 32;  // "gene", apart from all other streams
   Philox random(options.seed, kStream);
-  const Evaluation evaluation(model);
+  const nn::EvalScope evaluating(model);
   const NoGrad guard;
   const Device device = model.wte.weight.device();
   const bool sees_all_again = runs_as_a_whole(model);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numbers>
+#include <utility>
 
 #include "io/json_field.h"
 
@@ -107,6 +108,14 @@ void Scheduler::step() {
   if (optimizer_.was_skipped()) return;
   ++step_;
   apply();
+}
+
+std::vector<double> Scheduler::get_last_lr() const {
+  std::vector<double> rates;
+  for (const ParameterGroup& group : std::as_const(optimizer_).groups()) {
+    rates.push_back(group["lr"]);
+  }
+  return rates;
 }
 
 nlohmann::json Scheduler::state_dict() const { return {{"step", step_}, {"base_lr", base_}}; }

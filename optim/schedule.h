@@ -55,6 +55,8 @@ class Scheduler {
   /// when the optimizer left that step out.
   void step();
   int64_t step_count() const { return step_; }
+  /// The learning rate of each group, which the next step of the optimizer takes.
+  std::vector<double> get_last_lr() const;
 
   nlohmann::json state_dict() const;
   /// Throws Error when the state is malformed or of another number of groups.

@@ -127,6 +127,10 @@ nb::object call_set_up(nb::handle model, const nb::args& arguments, const nb::kw
   return of_one_tensor(why, model, arguments, options, [&](const Tensor& x) { return module(x); });
 }
 
+void watch_forward(nb::handle model) {
+  nb::module_::import_("weft.nn").attr("_watch_forward")(model);
+}
+
 nb::object forward_of(Fabric& fabric, nb::handle model, const nb::args& arguments,
                       const nb::kwargs& options) {
   auto& module = nb::cast<Module&>(model);

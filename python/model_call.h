@@ -25,4 +25,8 @@ nb::object forward_of(train::Fabric& fabric, nb::handle model, const nb::args& a
 /// What function() returns, called as the model would be. A TypeError where it holds no tensor.
 nb::object forward_of(train::Fabric& fabric, nn::Module& model, const nb::callable& function);
 
+/// From here on forward() of a model that was set up, of a class written in Python, throws an Error
+/// where the program calls it outside of a call of the model, and it would run otherwise there.
+void watch_forward(nb::handle model);
+
 }  // namespace weft::python

@@ -45,6 +45,10 @@ struct Names<GptActivation> {
                                                    {"swiglu", GptActivation::kSwiglu}};
 };
 
+/// None says nothing here: of transformers' kv_heads and hidden it is what follows from the others.
+template <>
+inline constexpr bool kNoneIsDefault<models::GptConfig> = false;
+
 namespace {
 
 using models::Classifier;
@@ -69,8 +73,12 @@ void bind_classifiers(nb::module_& m) {
                                                 "Logits [N, classes] of images [N, C, H, W].");
   classifier
       .def(
-          "forward", [](Classifier& self, const Tensor& x) { return self.forward(x); }, "images"_a,
-          Unlocked())
+          "forward",
+          [](Classifier& self, const Tensor& x) {
+            self.check_call();
+            return self.forward(x);
+          },
+          "images"_a, Unlocked())
       .def_prop_ro("image_size", &Classifier::image_size)
       .def_prop_ro("classes", &Classifier::classes)
       .def_prop_ro("architecture",
@@ -145,7 +153,11 @@ void bind_gpt(nb::module_& m) {
   define_init<GptConfig>(gpt, gpt_fields());
   describe(gpt);
   gpt.def(
-         "forward", [](Gpt& self, const Tensor& tokens) { return self.forward(tokens); },
+         "forward",
+         [](Gpt& self, const Tensor& tokens) {
+           self.check_call();
+           return self.forward(tokens);
+         },
          "tokens"_a, Unlocked(),
          "Logits [B, T, vocabulary] of what follows each of the tokens int64 [B, T]. Throws Error "
          "for more tokens than the context, and naming a token that the vocabulary lacks.")

@@ -222,7 +222,8 @@ void bind_structure(nb::module_& m) {
       "is copied by copy.deepcopy().\n\n"
       "Under dp an attribute of a module, of a class written in Python, that is assigned, "
       "registered or deleted after setup() is so in the replicas, too: assigned by "
-      "copy.deepcopy(), and itself where it cannot be copied; one that is changed in place is not. "
+      "copy.deepcopy(), and itself where it cannot be copied, an Error where it holds modules or "
+      "tensors that require a gradient; one that is changed in place is not. "
       "Each replica keeps what its forward() stores in self. Of the first's, which has the first "
       "part of the batch, the model gets buffers of its own, and numbers and texts that are "
       "assigned, also in tuples, lists, dicts and dataclasses, and loses what is deleted.")
@@ -304,6 +305,40 @@ Tensor tensor_of_forward(nb::handle module, const nb::object& returned) {
           .c_str());
 }
 
+OwnedModules owned_modules(const std::shared_ptr<Module>& root) {
+  OwnedModules all, pending = {{"", root}};
+  while (!pending.empty()) {
+    auto [name, module] = std::move(pending.back());
+    pending.pop_back();
+    for (const auto& [child_name, child] :
+         std::views::reverse(ModuleAccess::children_of(*module))) {
+      pending.emplace_back(name.empty() ? child_name : name + "." + child_name, child);
+    }
+    all.emplace_back(std::move(name), std::move(module));
+  }
+  return all;
+}
+
+namespace {
+
+/// Of a module that somebody else keeps, as Python does its self.
+std::shared_ptr<Module> unowned(Module& module) { return {std::shared_ptr<void>(), &module}; }
+
+/// The module of that name in a model; null: there is none.
+std::shared_ptr<Module> part_at(std::shared_ptr<Module> part, std::string_view path) {
+  while (part && !path.empty()) {
+    const std::string_view name = path.substr(0, path.find('.'));
+    path.remove_prefix(std::min(name.size() + 1, path.size()));
+    const auto& children = ModuleAccess::children_of(*part);
+    const auto child =
+        std::ranges::find_if(children, [&](const auto& c) { return c.first == name; });
+    part = child == children.end() ? nullptr : child->second;
+  }
+  return part;
+}
+
+}  // namespace
+
 ModelStructure read_structure(nb::handle module, nb::handle returned) {
   const std::string method = nb::type_name(module.type()).c_str() + std::string(".structure()");
   if (!nb::isinstance<ModelStructure>(returned)) {
@@ -318,6 +353,15 @@ ModelStructure read_structure(nb::handle module, nb::handle returned) {
     if (own.contains(part)) continue;
     throw nb::value_error(
         fmt::format("{}: {}: expected modules of the model, got another", method, what).c_str());
+  }
+  if (structure.units) {
+    structure.units = [units = structure.units, &model = nb::cast<Module&>(module)](
+                          const std::string& name, Module& part) {
+      const nb::gil_scoped_acquire locked;
+      // The object that Python is given of it owns it: the program may keep that.
+      const nb::object owner = nb::cast(part_at(unowned(model), name));
+      return units(name, part);
+    };
   }
   for (Segment& segment : structure.segments) {
     auto* const function = segment.forward.target<SegmentFunction>();
@@ -430,6 +474,22 @@ void add_what_python_added(nb::handle self, nb::handle twin, nb::dict& memo) {
   twin.attr("__dict__").attr("update")(copy(self.attr("__dict__"), memo));
 }
 
+/// Throws Error for a model that was set up, of which this rank's tensors are parts.
+void check_whole(Module& module) {
+  train::Fabric* const fabric = train::Fabric::of(module);
+  if (!fabric || fabric->strategy().keeps_whole_state()) return;
+  // Under zero1 and zero2 the model's own tensors are whole.
+  const bool is_whole =
+      std::ranges::all_of(module.unrouted_state(),
+                          [](const auto& entry) { return nn::has_memory(entry.second); }) &&
+      std::ranges::none_of(module.named_modules(),
+                           [](const auto& part) { return part.second->has_stand_in(); });
+  WEFT_CHECK(is_whole,
+             "deepcopy: expected a model whose tensors are whole, got a {} that was set up with "
+             "strategy {}; copy it before setup(), or load its state_dict() into a new one",
+             nn::class_name(module), fabric->options().strategy.name);
+}
+
 nb::object deep_copy(nb::handle_t<Module> self, nb::dict memo) {
   auto& module = nb::cast<Module&>(self);
   if (const nb::object known = memo.get(key_of(&module), nb::none()); !known.is_none()) {
@@ -439,9 +499,10 @@ nb::object deep_copy(nb::handle_t<Module> self, nb::dict memo) {
   const Generator position = generator();
   // All that C++ makes comes first: its tensors cannot become others' later.
   std::vector<std::pair<nb::object, nb::object>> copies;
-  for (const auto& [name, part] : module.named_modules()) {
-    if (memo.contains(key_of(part))) continue;
-    const nb::object original = nb::cast(part, nb::rv_policy::reference);
+  for (const auto& [name, part] : owned_modules(nb::cast<std::shared_ptr<Module>>(self))) {
+    if (memo.contains(key_of(part.get()))) continue;
+    check_whole(*part);
+    const nb::object original = nb::cast(part);
     const nb::object twin = blank_like(original);
     fill(*part, twin, memo);
     copies.emplace_back(original, twin);
@@ -451,22 +512,8 @@ nb::object deep_copy(nb::handle_t<Module> self, nb::dict memo) {
   return copies[0].second;
 }
 
-/// The module of that name in a model; null: there is none.
-Module* part_at(Module& model, std::string_view path) {
-  Module* part = &model;
-  while (part && !path.empty()) {
-    const std::string_view name = path.substr(0, path.find('.'));
-    path.remove_prefix(std::min(name.size() + 1, path.size()));
-    const auto& children = ModuleAccess::children_of(*part);
-    const auto child =
-        std::ranges::find_if(children, [&](const auto& c) { return c.first == name; });
-    part = child == children.end() ? nullptr : child->second.get();
-  }
-  return part;
-}
-
 /// By which copy.deepcopy() puts a model's modules and tensors in the place of another's.
-nb::dict memo_of(Module& from, Module& to) {
+nb::dict memo_of(Module& from, const std::shared_ptr<Module>& to) {
   nb::dict memo;
   const auto add = [](const auto& theirs, const auto& ours, const auto& pair) {
     for (const auto& [name, original] : theirs) {
@@ -475,40 +522,54 @@ nb::dict memo_of(Module& from, Module& to) {
       if (found != ours.end()) pair(original, found->second);
     }
   };
-  add(from.named_modules(), to.named_modules(), [&](const Module* theirs, Module* ours) {
-    memo[key_of(theirs)] = nb::cast(ours, nb::rv_policy::reference);
+  add(from.named_modules(), owned_modules(to), [&](const Module* theirs, const auto& ours) {
+    memo[key_of(theirs)] = nb::cast(ours);  // copies keep it
   });
   const auto pair = [&](const Tensor& theirs, const Tensor& ours) {
     memo[key_of(theirs.id())] = nb::cast(ours);
   };
-  add(from.named_parameters(), to.named_parameters(), pair);
-  add(from.named_buffers(), to.named_buffers(), pair);
+  add(from.named_parameters(), to->named_parameters(), pair);
+  add(from.named_buffers(), to->named_buffers(), pair);
   return memo;
 }
 
-/// What holds itself is not.
-bool is_plain(nb::handle value) {
-  bool is_plain = true;
+/// Whether that is so of each leaf. Of what holds itself it is not.
+bool is_each_leaf(nb::handle value, const std::function<bool(nb::handle)>& question) {
+  bool is_each = true;
   try {
-    for_each_leaf(value, [&](nb::handle leaf) {
-      PyObject* const p = leaf.ptr();
-      is_plain = is_plain && (leaf.is_none() || PyLong_Check(p) || PyFloat_Check(p) ||
-                              PyUnicode_Check(p) || PyBytes_Check(p));
-    });
+    for_each_leaf(value, [&](nb::handle leaf) { is_each = is_each && question(leaf); });
   } catch (const nb::python_error& error) {
     if (!error.matches(PyExc_RecursionError)) throw;
     return false;
   }
-  return is_plain;
+  return is_each;
 }
 
-nb::object copy_for(nb::handle value, bool is_plain, Module& from, Module& to) {
+bool is_plain(nb::handle leaf) {
+  PyObject* const p = leaf.ptr();
+  return leaf.is_none() || PyLong_Check(p) || PyFloat_Check(p) || PyUnicode_Check(p) ||
+         PyBytes_Check(p);
+}
+
+/// Of which each replica has its own: gradients add up in it.
+bool is_trained(nb::handle leaf) {
+  return nb::isinstance<Module>(leaf) ||
+         (nb::isinstance<Tensor>(leaf) && nb::cast<const Tensor&>(leaf).requires_grad());
+}
+
+nb::object copy_for(nb::handle value, bool is_plain, Module& from,
+                    const std::shared_ptr<Module>& to) {
   const nb::object copy = nb::module_::import_("copy").attr("deepcopy");
   if (is_plain) return copy(value);
   try {
     return copy(value, memo_of(from, to));
   } catch (const nb::python_error& error) {
     if (!error.matches(PyExc_Exception)) throw;
+    WEFT_CHECK(is_each_leaf(value, [](nb::handle leaf) { return !is_trained(leaf); }),
+               "dp: expected what copy.deepcopy() can copy for each replica, as it holds modules "
+               "or tensors that require a gradient, got a {}: {}: {}",
+               name_of_class(value), nb::type_name(error.type()).c_str(),
+               nb::str(error.value()).c_str());
     return nb::borrow(value);  // a lock, the model's Fabric
   }
 }
@@ -554,9 +615,9 @@ std::vector<Replicated::Place> places_of(Module& module) {
     Module& model = place.replicas->model;
     if (place.replica > 1 || !train::Fabric::of(model)) continue;
     const std::shared_ptr<Module> first = place.replicas->all.front().lock();
-    Module* const whole = place.replica == 0 ? &model : first.get();
+    const std::shared_ptr<Module> whole = place.replica == 0 ? unowned(model) : first;
     if (!whole) continue;
-    if (part_at(*whole, place.path) != &module) {  // another has taken its place
+    if (part_at(whole, place.path).get() != &module) {  // another has taken its place
       const auto parts = whole->named_modules();
       const auto found =
           std::ranges::find(parts, &module, [](const auto& part) { return part.second; });
@@ -585,21 +646,19 @@ Followers::Followers(Module& module, nb::handle value) {
   if (is_following) return;
   const std::vector<Replicated::Place> places = places_of(module);
   if (places.empty()) return;
-  const bool is_plain = python::is_plain(value);
+  const bool is_plain = is_each_leaf(value, &python::is_plain);
   for (const auto& [replicas, replica, path] : places) {
     Module& model = replicas->model;
-    const auto add = [&](Module& whole) {
-      Module* const part = part_at(whole, path);
-      if (!part) return;
-      all_.emplace_back(nb::cast(part, nb::rv_policy::reference),
-                        copy_for(value, is_plain, model, whole));
+    const auto add = [&](const std::shared_ptr<Module>& whole) {
+      const std::shared_ptr<Module> part = part_at(whole, path);
+      if (part) all_.emplace_back(nb::cast(part), copy_for(value, is_plain, model, whole));
     };
     if (replica == 1) {
-      if (is_plain) add(model);
+      if (is_plain) add(unowned(model));
       continue;
     }
     for (const std::weak_ptr<Module>& one : replicas->all) {
-      if (const std::shared_ptr<Module> whole = one.lock()) add(*whole);
+      if (const std::shared_ptr<Module> whole = one.lock()) add(whole);
     }
     if (!is_plain) changed_.push_back(replicas);
   }

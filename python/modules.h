@@ -32,6 +32,12 @@ struct ModuleAccess : nn::Module {
   static const auto& children_of(const Module& m) { return (m.*&ModuleAccess::children)(); }
 };
 
+/// A module's and its descendants' names, and those modules with whoever owns them: what Python is
+/// given may outlive the root.
+using OwnedModules = std::vector<std::pair<std::string, std::shared_ptr<nn::Module>>>;
+/// named_modules().
+OwnedModules owned_modules(const std::shared_ptr<nn::Module>& root);
+
 /// A module's own tensor of that name; null: it has none.
 inline const Tensor* find_own(const NamedTensors& tensors, std::string_view name) {
   const auto found = std::ranges::find(tensors, name, [](const auto& t) { return t.first; });
@@ -95,9 +101,10 @@ nn::ModelStructure with_followers(nn::ModelStructure structure, nn::Module& modu
 /// Those that an attribute of a module follows to, made before it is set: by then a module that it
 /// replaces is the model's still. Of a part of a model: the replicas get what copy.deepcopy() makes
 /// of it, which knows their modules and tensors by those of the model, or itself where it cannot be
-/// copied. Of a part of the first replica: the model gets numbers, texts and None, also in tuples,
-/// lists, dicts and dataclasses, and nothing else: what the others do is of another part of the
-/// batch, and a tensor's history of the replica alone.
+/// copied; that is an Error where it holds modules or tensors that require a gradient. Of a part of
+/// the first replica: the model gets numbers, texts and None, also in tuples, lists, dicts and
+/// dataclasses, and nothing else: what the others do is of another part of the batch, and a
+/// tensor's history of the replica alone.
 class Followers {
  public:
   Followers(nn::Module& module, nb::handle value);

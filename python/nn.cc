@@ -102,8 +102,12 @@ nb::class_<Layer, Module, Derivable<Layer>> layer(nb::module_& m, const char* na
   nb::class_<Layer, Module, Derivable<Layer>> c(m, name, nb::dynamic_attr(),
                                                 text ? text : docs(std::string("nn::") + name));
   c.def(
-      "forward", [](Layer& self, const Tensor& x) { return self.Layer::forward(x); }, "input"_a,
-      Unlocked(), docs("nn::Module::forward"));
+      "forward",
+      [](Layer& self, const Tensor& x) {
+        self.check_call();
+        return self.Layer::forward(x);
+      },
+      "input"_a, Unlocked(), docs("nn::Module::forward"));
   c.def("_arguments", arguments);
   return c;
 }
@@ -120,7 +124,13 @@ void bind_module(nb::module_& m) {
       const Followers followers(module, value);
       add(module, name.c_str(), tensor);
       store(self, name, value.ptr());
-      followers.set([&](nb::handle part, nb::handle copy) { part.attr(method)(name, copy); });
+      followers.set([&](nb::handle part, nb::handle copy) {
+        const auto& theirs = nb::cast<const Module&>(part);
+        // What its forward() has registered takes the model's data.
+        const bool is_there = find_own(theirs.named_parameters(), name.c_str()) ||
+                              find_own(theirs.named_buffers(), name.c_str());
+        is_there ? nb::setattr(part, name, copy) : void(part.attr(method)(name, copy));
+      });
     };
   };
   nb::class_<Module, Derivable<Module>> module(
@@ -133,6 +143,7 @@ void bind_module(nb::module_& m) {
           "forward", [](Module& self, const Tensor& x) { return self.Module::forward(x); },
           "input"_a, docs("nn::Module::forward"))
       .def("__call__", &call)
+      .def("_check_call", &Module::check_call)
       .def("__setattr__", &set_attribute, "name"_a, nb::arg("value").none())
       .def("__delattr__", &delete_attribute, "name"_a)
       .def("__getattr__", &get_attribute, "name"_a)
@@ -150,16 +161,15 @@ void bind_module(nb::module_& m) {
       .def("parameters", &Module::parameters, docs("nn::Module::named_parameters"))
       .def("named_buffers", &Module::named_buffers,
            "Tensors that are saved but not trained, each once, under its first name.")
-      .def("named_modules", &Module::named_modules, nb::rv_policy::reference_internal,
-           docs("nn::Module::named_modules"))
+      .def("named_modules", &owned_modules, docs("nn::Module::named_modules"))
       .def(
           "modules",
-          [](Module& self) {
-            std::vector<Module*> all;
-            for (auto& [name, module] : self.named_modules()) all.push_back(module);
+          [](const std::shared_ptr<Module>& self) {
+            std::vector<std::shared_ptr<Module>> all;
+            for (auto& [name, module] : owned_modules(self)) all.push_back(std::move(module));
             return all;
           },
-          nb::rv_policy::reference_internal, docs("nn::Module::named_modules"))
+          docs("nn::Module::named_modules"))
       .def(
           "named_children", [](Module& self) { return ModuleAccess::children_of(self); },
           "The modules right below this one, with their names.")
@@ -210,10 +220,9 @@ void bind_module(nb::module_& m) {
            "requires_grad"_a = true, docs("nn::Module::requires_grad_"))
       .def(
           "apply",
-          [](nb::handle_t<Module> self, const nb::callable& function) {
-            for (auto& [name, module] : nb::cast<Module&>(self).named_modules())
-              function(nb::cast(module, nb::rv_policy::reference));
-            return nb::borrow(self);
+          [](const std::shared_ptr<Module>& self, const nb::callable& function) {
+            for (const auto& [name, module] : owned_modules(self)) function(nb::cast(module));
+            return self;
           },
           "fn"_a, "Calls the function with this module and each of its descendants.");
   bind_structures(m, module);

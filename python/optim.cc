@@ -196,6 +196,8 @@ void bind_schedules(nb::module_ m) {
           "optimizer"_a, "schedule"_a, nb::keep_alive<1, 2>())
       .def("step", &optim::Scheduler::step, docs("optim::Scheduler::step"))
       .def_prop_ro("step_count", &optim::Scheduler::step_count, "How often step() was called.")
+      .def("get_last_lr", &optim::Scheduler::get_last_lr, docs("optim::Scheduler::get_last_lr"))
+      .def("get_lr", &optim::Scheduler::get_last_lr, "The same, by DeepSpeed's other name.")
       .def(
           "state_dict", [](const optim::Scheduler& s) { return object_of(s.state_dict()); },
           "What load_state_dict takes.")

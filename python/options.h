@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -72,6 +73,36 @@ struct Conversion<E> {
 template <class Access, class Options>
 using ConversionOf = Conversion<std::remove_cvref_t<std::invoke_result_t<Access, Options&>>>;
 
+/// Whether None stands for an option's default, as where Lightning's own is None. Where an option's
+/// Argument is optional, None has a meaning of the option's own instead.
+template <class Options>
+inline constexpr bool kNoneIsDefault = true;
+
+template <class Argument>
+struct OrNone {
+  using type = std::optional<Argument>;
+};
+template <class T>
+struct OrNone<std::optional<T>> {
+  using type = std::optional<T>;
+};
+/// What __init__ takes for a member.
+template <class Access, class Options,
+          class Argument = typename ConversionOf<Access, Options>::Argument>
+using TakenOf = typename std::conditional_t<kNoneIsDefault<Options>, OrNone<Argument>,
+                                            std::type_identity<Argument>>::type;
+
+/// Sets a member to what was given for it.
+template <class Access, class Options>
+void set_option(const Access& access, Options& options, TakenOf<Access, Options> given) {
+  using Its = ConversionOf<Access, Options>;
+  if constexpr (std::is_same_v<decltype(given), typename Its::Argument>) {
+    std::invoke(access, options) = Its::from_python(std::move(given));
+  } else if (given) {
+    std::invoke(access, options) = Its::from_python(*std::move(given));
+  }
+}
+
 /// What __init__ did not take: throws a TypeError naming the argument, and what was probably meant.
 template <class Options, class... Access>
 [[noreturn]] void refuse_arguments(const std::string& name, const nb::args& positional,
@@ -92,7 +123,7 @@ template <class Options, class... Access>
       refuse(fmt::format("unknown option \"{}\"{}", argument, io::did_you_mean(argument, known)));
     }
     const auto check = [&]<class A>(const Field<A>& field) {
-      typename ConversionOf<A, Options>::Argument taken{};
+      TakenOf<A, Options> taken{};
       if (argument != field.name || nb::try_cast(nb::handle(value), taken)) return;
       refuse(fmt::format("{}: unexpected {}, of type {}", argument, nb::repr(value).c_str(),
                          nb::type_name(value.type()).c_str()));
@@ -111,13 +142,10 @@ void define_init(Bound& bound, const std::tuple<Field<Access>...>& fields) {
         Options defaults;
         bound.def(
             "__init__",
-            [... access = field.access](
-                typename Bound::Type* self,
-                typename ConversionOf<Access, Options>::Argument... arguments) {
+            [... access = field.access](typename Bound::Type* self,
+                                        TakenOf<Access, Options>... arguments) {
               Options options;
-              ((std::invoke(access, options) =
-                    ConversionOf<Access, Options>::from_python(std::move(arguments))),
-               ...);
+              (set_option(access, options, std::move(arguments)), ...);
               new (self) typename Bound::Alias(std::move(options));
             },
             nb::kw_only(),

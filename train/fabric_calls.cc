@@ -251,9 +251,9 @@ void Fabric::setup_model(nn::Module& model, const nn::ModelStructure& structure)
        .state_dict = [fabric, keeps_state, entry = entry.get()]() -> std::optional<NamedTensors> {
          if (keeps_state) return {};
          return alive(fabric, "state_dict").state_everywhere(*entry);
-       }});
+       },
+       .refuse = [fabric, &model] { alive(fabric, "model").check_call("", model); }});
   for (const auto& [name, part] : model.named_modules()) {
-    if (part == &model) continue;
     entry->parts.insert(part);
     if (!part->has_route()) lead_part(*entry, name, *part);
   }
@@ -329,8 +329,8 @@ void Fabric::lead_part(Model& model, const std::string& name, nn::Module& part) 
   part.set_route(std::move(route));
 }
 
-/// A part may be called in a call of a model that has it. On one device it may be wherever the
-/// precision is that of such a call.
+/// A part, or the model's own forward(), may be called in a call of a model that has it. On one
+/// device it may be wherever the precision is that of such a call.
 void Fabric::check_call(const std::string& name, const nn::Module& part) {
   // A strategy that is called without a Fabric does not say what it calls.
   const bool is_inside = nn::RoutedCall::is_under_way() &&
@@ -344,10 +344,11 @@ void Fabric::check_call(const std::string& name, const nn::Module& part) {
   const auto here = arithmetic();
   const PrecisionScope scope = autocast();
   WEFT_CHECK(devices_ == 1 && here == arithmetic(),
-             "fabric: \"{}\", a part of a model that was set up, was called from outside of the "
-             "model, where {}; call model(x), or fabric.forward(model, function) for functions "
-             "that call parts, model.forward(x) among them",
-             name,
+             "fabric: {} was called from outside of the model, where {}; call model(x), or "
+             "fabric.forward(model, function) for functions that call parts, model.forward(x) "
+             "among them",
+             name.empty() ? fmt::format("forward() of the model {}", nn::class_name(part))
+                          : fmt::format("\"{}\", a part of a model that was set up,", name),
              devices_ > 1 ? fmt::format("strategy {} does not know of it",
                                         dist::strategy_of(options_.strategy, devices_).name)
                           : fmt::format("it would not run in {}", options_.precision));

@@ -350,6 +350,7 @@ bool Fabric::take_step(Optimizer& entry, double gradient_scale, const kernels::S
   if (waits(entry)) return false;
   for (const Parameter* const p : trained_by(entry)) Gradients::check_summed(*p, "step()");
   poll_save();  // before anything changes: it may throw
+  for (Model* const model : entry.models) model->strategy->keep_changes();
   unscale(entry);
   const bool is_taken =
       low_bits_

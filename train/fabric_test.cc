@@ -16,6 +16,7 @@
 #include "dist/strategy/aliases.h"
 #include "io/files.h"
 #include "io/safetensors.h"
+#include "nn/meta.h"
 #include "nn/nn.h"
 #include "optim/adam.h"
 #include "optim/clip.h"
@@ -51,11 +52,12 @@ dist::CommunicatorPtr borrowed(dist::Communicator& c) {
 
 /// What the loop of train() does besides its plain words.
 enum class Loop : uint8_t {
-  kPlain,   // model(x), optim::clip_grad_norm(), optimizer.step()
-  kFabric,  // the same by Fabric's functions
-  kTwice,   // a step of two backward passes over half of the rows each
-  kLocal,   // the first of them without a sum over the ranks
-  kRounds,  // the same by accumulate(), in two rounds
+  kPlain,    // model(x), optim::clip_grad_norm(), optimizer.step()
+  kFabric,   // the same by Fabric's functions
+  kTwice,    // a step of two backward passes over half of the rows each
+  kLocal,    // the first of them without a sum over the ranks
+  kRounds,   // the same by accumulate(), in two rounds
+  kChanged,  // a plain one that changes parameters in place, wherever it may
 };
 
 /// This rank's rows out of 12 in a step; of half of them where `part` is 0 or 1.
@@ -81,6 +83,16 @@ nn::ModelStructure structure_of_model(nn::Sequential& model) {
   return structure;
 }
 
+/// In place, of what this rank has of them.
+void scale_parameters(const Fabric& fabric, nn::Module& model, double factor) {
+  const NoGrad guard;
+  const bool has_stages = fabric.options().strategy.name == "pipeline";
+  for (Tensor& p : model.parameters()) {
+    if (has_stages && !nn::has_memory(p)) continue;
+    ops::mul_(p, ops::full({}, factor, p.dtype()));
+  }
+}
+
 /// Three steps on 12 rows; each data rank takes its share of them.
 Result train(FabricOptions options, const dist::CommunicatorPtr& world, Loop loop) {
   if (loop == Loop::kRounds) options.accumulate = 2;
@@ -91,8 +103,10 @@ Result train(FabricOptions options, const dist::CommunicatorPtr& world, Loop loo
   optim::AdamW optimizer(model->named_parameters(), {.lr = 0.01});
   fabric.setup(*model, optimizer, structure_of_model(*model));
   Result result;
+  const bool changes = loop == Loop::kChanged;
+  if (changes) scale_parameters(fabric, *model, 1.25);
   for (int step = 0; step < 3; ++step) {
-    const bool is_whole = loop == Loop::kPlain || loop == Loop::kFabric;
+    const bool is_whole = loop == Loop::kPlain || loop == Loop::kFabric || changes;
     if (loop != Loop::kRounds) optimizer.zero_grad();
     Tensor loss;
     for (int part = is_whole ? -1 : 0; part < (is_whole ? 0 : 2); ++part) {
@@ -105,6 +119,7 @@ Result train(FabricOptions options, const dist::CommunicatorPtr& world, Loop loo
       const Tensor mean = ops::cross_entropy(output, labels);
       const bool is_half = loop == Loop::kTwice || loop == Loop::kLocal;
       fabric.backward(is_half ? mean * 0.5 : mean);
+      if (changes && step != 1) scale_parameters(fabric, *model, 0.75);
       const Tensor share = is_whole ? detach(mean) : detach(mean) * 0.5;
       loss = loss.defined() ? loss + share : share;
       if (loop != Loop::kRounds) continue;
@@ -120,6 +135,12 @@ Result train(FabricOptions options, const dist::CommunicatorPtr& world, Loop loo
       const Tensors clipped = step == 1 ? optimizer.parameters() : model->parameters();
       result.norms.push_back(optim::clip_grad_norm(clipped, 0.5));
       result.skipped += !optimizer.step();
+    }
+    if (changes) scale_parameters(fabric, *model, 0.875);
+    if (changes && step == 1) {  // and once more, when a model has been evaluated
+      const NoGrad guard;
+      (*model)(rows_of(fabric, step).first);
+      scale_parameters(fabric, *model, 0.5);
     }
     const Tensor mean = detach(loss);
     fabric.all_reduce(mean);
@@ -175,6 +196,16 @@ TEST_CASE("a plain loop, every strategy: the weights of one device in f64") {
     }
     // By Fabric's words: the same operations.
     CHECK(largest_difference(result, train_ranks(double_options, Loop::kFabric)) == 0);
+  }
+}
+
+TEST_CASE("trap: parameters that the program changes in place stay so under every strategy") {
+  const Result one = train_ranks({.precision = "64-true"}, Loop::kChanged);
+  CHECK(largest_difference(one, train_ranks({.precision = "64-true"})) > 0.1);
+  for (FabricOptions options : every_strategy()) {
+    INFO(options.strategy.name << " on " << options.devices.count);
+    options.precision = "64-true";
+    CHECK(largest_difference(train_ranks(options, Loop::kChanged), one) < 1e-12);
   }
 }
 

@@ -155,12 +155,8 @@ Evaluator::Evaluator(TrainedModel& model, Forward forward)
     : trained_(model),
       forward_(forward ? std::move(forward)
                        : [&model](const Tensor& x) { return (*model.model)(x); }),
-      was_training_(model.model->is_training()),
-      scope_(enter_precision(model.config, fp8_)) {
-  trained_.model->eval();
-}
-
-Evaluator::~Evaluator() { trained_.model->train(was_training_); }
+      evaluating_(*model.model),
+      scope_(enter_precision(model.config, fp8_)) {}
 
 Tensor Evaluator::add(const Tensor& images, const Tensor& labels) {
   const Precision& precision = find_precision(trained_.config.precision);

@@ -11,6 +11,7 @@
 #include "data/loader.h"
 #include "data/transforms.h"
 #include "nn/dispatch.h"
+#include "nn/modes.h"
 #include "nn/module.h"
 #include "train/checkpoint.h"
 #include "train/config.h"
@@ -70,7 +71,6 @@ class Evaluator {
 
   /// `forward`: called in the place of the model.
   explicit Evaluator(TrainedModel& model, Forward forward = {});
-  ~Evaluator();
   Evaluator(const Evaluator&) = delete;
   Evaluator& operator=(const Evaluator&) = delete;
 
@@ -84,7 +84,7 @@ class Evaluator {
   TrainedModel& trained_;
   const Forward forward_;
   const NoGrad guard_;
-  const bool was_training_;
+  const nn::EvalScope evaluating_;
   Fp8Scaling fp8_;              // evaluation scales each tensor by its own amax
   const PrecisionScope scope_;  // one for all batches: the weights are cast once
   double loss_sum_ = 0, correct_ = 0;

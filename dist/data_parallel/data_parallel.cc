@@ -18,6 +18,7 @@
 #include "dist/comm/device/on_device.h"
 #include "kernels/gemm/matmul_numerics.h"
 #include "nn/class_name.h"
+#include "nn/modes.h"
 
 namespace weft::dist {
 namespace {
@@ -66,12 +67,6 @@ class OnDeviceOf {
 
  private:
   std::optional<MemoryAccount::Joined> joined_;
-};
-
-/// What a replica holds between forward and backward.
-struct Part {
-  Tensor x, y;
-  uint64_t offset = 0;  // of its random stream
 };
 
 /// Of a replica's tensors those that the model has, too. What forward() has added stays its own.
@@ -135,11 +130,11 @@ DataParallel::DataParallel(nn::Module& module,
   generator() = position;
 }
 
-void DataParallel::follow(Replica& replica, bool is_first) const {
+NamedTensors DataParallel::follow(Replica& replica, const NamedTensors& ours, bool is_first) const {
   const NoGrad guard;
   nn::Module& module = *replica.module;
-  module.train(module_.is_training());
-  const NamedTensors ours = module_.named_parameters(), all = module.named_parameters();
+  nn::Modes(module_).restore(module);
+  const NamedTensors all = module.named_parameters();
   const NamedTensors theirs = found_in(module_, ours, all);
   WEFT_CHECK(theirs.size() == all.size(),
              "dp: {}: expected as many parameters as its replicas have, {}, got {}",
@@ -160,7 +155,7 @@ void DataParallel::follow(Replica& replica, bool is_first) const {
   const Fp8Scaling* const scaling = fp8_in_force();
   if (!scaling) {
     replica.fp8.reset();
-    return;
+    return theirs;
   }
   const Fp8Options& options = scaling->options();
   // Evaluation has scales of its own.
@@ -170,18 +165,18 @@ void DataParallel::follow(Replica& replica, bool is_first) const {
   if (options.scaling == Fp8Options::Scaling::kDelayed) {
     replica.fp8->load_state_dict(scaling->state_dict(ours), theirs);
   }
+  return theirs;
 }
 
-void DataParallel::gather_amax(Fp8Scaling* scaling, const NamedTensors& parameters,
-                               const Replicas& replicas, int n) {
+void DataParallel::gather_amax(Fp8Scaling* scaling, const NamedTensors& ours,
+                               const Replicas& replicas, const std::vector<Part>& parts) {
   if (!scaling || scaling->options().scaling != Fp8Options::Scaling::kDelayed) return;
   const NoGrad guard;
-  Tensor largest = scaling->step_amax(parameters);
-  for (int r = 0; r < n; ++r) {
-    const Replica& replica = *replicas[r];
-    largest = ops::maximum(largest, replica.fp8->step_amax(replica.module->named_parameters()));
+  Tensor largest = scaling->step_amax(ours);
+  for (size_t r = 0; r < parts.size(); ++r) {
+    largest = ops::maximum(largest, replicas[r]->fp8->step_amax(parts[r].parameters));
   }
-  scaling->set_step_amax(largest, parameters);
+  scaling->set_step_amax(largest, ours);
 }
 
 Tensor DataParallel::operator()(const Tensor& x) {
@@ -206,14 +201,14 @@ Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator
   WEFT_CHECK(n > 0 && n <= replicas() && streams.size() == inputs.size(),
              "DataParallel: {} parts and {} random streams for {} replicas", n, streams.size(),
              replicas());
-  const Tensors parameters = module_.parameters();
+  const NamedTensors ours = module_.named_parameters();
   const bool records = grad_enabled();
 
   auto parts = std::make_shared<std::vector<Part>>(n);
   for (int r = 0; r < n; ++r) {
     const NoGrad guard;
     const OnDeviceOf device(replicas_[r]->account, r == 0);
-    follow(*replicas_[r], r == 0);
+    (*parts)[r].parameters = follow(*replicas_[r], ours, r == 0);
     (*parts)[r].x = detach(to_device(inputs[r], replicas_[r]->device));
     if (records && inputs[r].requires_grad()) (*parts)[r].x.set_requires_grad(true);
   }
@@ -227,8 +222,7 @@ Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator
     part.offset = generator().offset;
   });
   Fp8Scaling* const fp8 = fp8_in_force();
-  const NamedTensors named = module_.named_parameters();
-  gather_amax(fp8, named, replicas_, n);
+  gather_amax(fp8, ours, replicas_, *parts);
   Tensors outputs;
   for (int r = 0; r < n; ++r) {
     // The next forward draws behind all that was drawn here.
@@ -236,10 +230,10 @@ Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator
     outputs.push_back(detach(to_device((*parts)[r].y, inputs[r].device())));
   }
   Tensors all_inputs = inputs;
-  all_inputs.insert(all_inputs.end(), parameters.begin(), parameters.end());
+  for (const auto& [name, parameter] : ours) all_inputs.push_back(parameter);
   return record(
       "data_parallel", all_inputs, outputs, {},
-      [parts, n, fp8, named, home = inputs[0].device(),
+      [parts, n, fp8, ours, home = inputs[0].device(),
        replicas = replicas_](const Backward& b) -> Tensors {
         b.require_no_graph();
         Tensors dy(n);
@@ -248,11 +242,11 @@ Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator
         }
         on_threads(n, [&](int r) {
           const OnDeviceOf device(replicas[r]->account, r == 0);
-          replicas[r]->module->zero_grad();
+          for (auto& [name, parameter] : (*parts)[r].parameters) parameter.set_grad({});
           const Tensor& y = (*parts)[r].y;
           if (dy[r].defined() && y.requires_grad()) backward(y, dy[r]);
         });
-        gather_amax(fp8, named, replicas, n);
+        gather_amax(fp8, ours, replicas, *parts);
         Tensors gradients;
         for (int r = 0; r < n; ++r) {
           const Tensor& x = (*parts)[r].x;
@@ -260,16 +254,15 @@ Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator
           gradients.push_back(is_zero ? ops::zeros_like(x) : x.grad());
           if (gradients[r].defined()) gradients[r] = to_device(gradients[r], home);
         }
-        std::vector<Tensors> theirs;
-        for (int r = 0; r < n; ++r) theirs.push_back(replicas[r]->module->parameters());
-        for (size_t i = 0; i < theirs[0].size(); ++i) {
+        for (size_t i = 0; i < ours.size(); ++i) {
           Tensors terms;
-          for (int r = 0; r < n; ++r) {
-            const Tensor gradient = theirs[r][i].grad();
+          for (Part& part : *parts) {
+            Tensor& parameter = part.parameters[i].second;
+            const Tensor gradient = parameter.grad();
             if (gradient.defined()) terms.push_back(to_device(gradient, home));
+            parameter.set_grad({});  // to make room for the sums
           }
           gradients.push_back(terms.empty() ? Tensor() : tree_sum(terms, 0, terms.size()));
-          for (int r = 0; r < n; ++r) theirs[r][i].set_grad({});  // to make room for the sums
         }
         for (Part& part : *parts) part = {};
         return gradients;

@@ -46,13 +46,23 @@ class DataParallel {
     MemoryAccount account;            // of its device; the first's is the caller's
   };
 
+  /// What a replica holds between forward and backward.
+  struct Part {
+    Tensor x, y;
+    // In the order of the module's. Its forward() may give them other names, and so may the program
+    // until the backward pass.
+    NamedTensors parameters;
+    uint64_t offset = 0;  // of its random stream
+  };
+
   using Replicas = std::vector<std::shared_ptr<Replica>>;
 
-  /// Brings a replica's parameters, buffers and scales up to date.
-  void follow(Replica& replica, bool is_first) const;
-  /// What the first n replicas have met in fp8 becomes known to the module's scales.
-  static void gather_amax(Fp8Scaling* scaling, const NamedTensors& parameters,
-                          const Replicas& replicas, int n);
+  /// Brings a replica's parameters, buffers, scales and modes up to date with the module's, whose
+  /// parameters are `ours`, and returns its parameters in their order.
+  NamedTensors follow(Replica& replica, const NamedTensors& ours, bool is_first) const;
+  /// What the replicas of these parts have met in fp8 becomes known to the module's scales.
+  static void gather_amax(Fp8Scaling* scaling, const NamedTensors& ours, const Replicas& replicas,
+                          const std::vector<Part>& parts);
 
   nn::Module& module_;
   Replicas replicas_;

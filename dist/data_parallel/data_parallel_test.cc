@@ -67,6 +67,51 @@ TEST_CASE("DataParallel keeps the first replica's buffers and refuses other arch
                     Contains("the first replica is to be on number 1"));
 }
 
+TEST_CASE("the parts of replicas train or evaluate as those of the module do") {
+  const auto make = [] {
+    auto model = std::make_shared<nn::Sequential>();
+    model->append<nn::BatchNorm2d>(2);
+    model->append<nn::Dropout>(0.5);
+    return model;
+  };
+  const auto one = make(), many = make();
+  DataParallel parallel(*many, make, 2);
+  const Tensor x = Tensor::from(std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8}, {4, 2, 1, 1});
+  const NoGrad guard;
+  for (const bool trains : {false, true, false}) {
+    for (nn::Sequential* const model : {one.get(), many.get()}) {
+      model->train();
+      (*model)[0].train(trains);
+      (*model)[1].eval();
+    }
+    const Tensor y = parallel(x);
+    // Statistics of a batch are those of each replica's rows.
+    if (!trains) CHECK(y.to_vector() == (*one)(x).to_vector());
+    Tensor seen = dynamic_cast<nn::BatchNorm2d&>((*many)[0]).num_batches_tracked;
+    CHECK(seen.item() == (trains ? 1 : 0));
+    ops::zero_(seen);
+    (*many)[0].load_state_dict((*one)[0].state_dict());
+  }
+}
+
+TEST_CASE("trap: gradients are those of the parameters that the forward pass had") {
+  struct Growing : nn::Module {
+    using Module::parameter;
+    Growing() : a(parameter("a", Tensor::full({2}, 3))) {}
+    Tensor forward(const Tensor& x) override { return x * a; }
+    Tensor a;
+  };
+  Growing model;
+  std::vector<std::shared_ptr<Growing>> replicas;
+  const auto make = [&] { return replicas.emplace_back(std::make_shared<Growing>()); };
+  DataParallel parallel(model, make, 2);
+  const Tensor y = parallel(Tensor::full({4, 2}, 5));
+  // As in a program that adds a layer to its model before it calls backward().
+  for (const auto& replica : replicas) replica->parameter("b", Tensor::full({1}, 1));
+  backward(ops::sum(y));
+  CHECK(model.a.grad().to_vector() == std::vector<double>{20, 20});
+}
+
 TEST_CASE("DataParallel refuses a module that has got tensors which its replicas do not have") {
   struct Growing : nn::Module {
     using Module::buffer;

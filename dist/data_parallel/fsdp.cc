@@ -143,8 +143,7 @@ void FullySharded::Engine::build(Unit& unit) {
   {
     const Tensor flat = values_of_first_rank(unit);
     const Tensor own = view::narrow(flat, 0, shard_rank() * unit.part, unit.part);
-    const bool is_exact = unit.unsharded_dtype == unit.dtype && !unit.is_narrowed();
-    if (stays && is_exact && unit.kept_device == unit.device) {
+    if (stays && unit.is_exact() && unit.kept_device == unit.device) {
       unit.kept = own;
       unit.memory = flat.storage();
       unit.is_resident = true;
@@ -162,6 +161,7 @@ void FullySharded::Engine::build(Unit& unit) {
     p.slice.set_requires_grad(trains);
   }
   if (stays && !unit.is_resident) unsharding.unshard(unit);
+  unit.forget_changes();
 }
 
 void FullySharded::Engine::register_hooks() {
@@ -241,10 +241,17 @@ void FullySharded::Engine::finish_alone() {
   attempt->is_over = true;
 }
 
+void FullySharded::Engine::keep_changes() {
+  for (Unit& unit : units) unsharding.keep_changes(unit);
+}
+
 void FullySharded::Engine::after_step() {
   unsharding.end_iteration();
-  // What an Autocast has cast of the parameters is out of date, be it around several steps.
-  for (const Unit& unit : units) unit.memory->bump_version();
+  for (Unit& unit : units) {
+    // What an Autocast has cast of the parameters is out of date, be it around several steps.
+    unit.memory->bump_version();
+    unit.forget_changes();
+  }
   if (fsdp::keeps_whole(options.sharding)) unsharding.unshard_all();
   refreshed_ = kept_versions();
 }
@@ -298,6 +305,7 @@ optim::ParameterGroups FullySharded::shard(const optim::ParameterGroups& groups)
   return result;
 }
 
+void FullySharded::keep_changes() { engine_->keep_changes(); }
 void FullySharded::after_step() { engine_->after_step(); }
 void FullySharded::refresh() {
   if (engine_->is_stale()) engine_->after_step();

@@ -104,6 +104,11 @@ class FullySharded {
   NamedTensors named_parameters() const;
   /// Groups of the model's parameters as groups of their slices, options kept.
   optim::ParameterGroups shard(const optim::ParameterGroups& groups) const;
+  /// What the program has changed in place of whole parameters becomes this rank's slices', alike
+  /// on every rank. It does so when units are resharded and when a state is asked for; to be called
+  /// where parameters may have been changed between a backward pass and the optimizer's step.
+  /// Throws Error where the unsharded parameters are rounded.
+  void keep_changes();
   /// To be called after each step of the optimizer: brings whole copies up to date (ZeRO-1 and -2).
   void after_step();
   /// after_step() if the optimizer has changed the parts since the last one.

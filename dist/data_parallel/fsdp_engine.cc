@@ -122,7 +122,28 @@ void Unsharding::make_room() {
   while (std::ssize(residents_) >= options_.resident_units) reshard(*residents_.front());
 }
 
+void Unsharding::keep_changes(Unit& unit) {
+  if (!unit.has_changes()) return;
+  const bool has_stepped = unit.kept.version() != unit.kept_version;
+  unit.forget_changes();
+  if (!unit.is_resident) return;
+  WEFT_CHECK(unit.is_exact(),
+             "fsdp: parameters of the unit {} were changed in place where they are rounded to {}; "
+             "what is kept of them in {} can be changed by load_state_dict()",
+             unit.name, unit.is_narrowed() ? unit.wire_dtype : unit.unsharded_dtype, unit.dtype);
+  WEFT_CHECK(!has_stepped,
+             "fsdp: parameters of the unit {} were changed in place, and the optimizer has taken "
+             "its step from what they were before: call keep_changes() ahead of the step",
+             unit.name);
+  const NoGrad guard;
+  for (Parameter& p : unit.parameters) {
+    ops::copy_(p.slice, ops::to(slice_of_whole(p, p.whole), unit.kept_device));
+  }
+  unit.kept_version = unit.kept.version();
+}
+
 void Unsharding::reshard(Unit& unit) {
+  keep_changes(unit);
   if (!unit.is_resident || keeps_whole(options_.sharding)) return;
   unit.memory->free();
   unit.is_resident = false;
@@ -157,7 +178,9 @@ void Unsharding::end_iteration() {
 }
 
 void Unsharding::abandon_iteration() {
-  for (Unit& unit : units_) reshard(unit);
+  for (Unit& unit : units_) {
+    if (!unit.has_changes() || unit.is_exact()) reshard(unit);
+  }
   order_.clear();
 }
 

@@ -44,10 +44,13 @@ class Unsharding {
   /// All of them, up to date where they are: ZeRO-1's and -2's.
   void unshard_all();
   void reshard(Unit& unit);
+  /// What the program has changed in place of the whole becomes the parts'. Throws Error, once,
+  /// where the whole is rounded, and where the parts have changed, too.
+  void keep_changes(Unit& unit);
   /// Reshards all, and remembers the order in which they came.
   void end_iteration();
-  /// The same of an iteration that has failed, whose order says nothing; what is on its way stays
-  /// there until end_iteration().
+  /// The same of an iteration that has failed, whose order says nothing; what is on its way, and
+  /// changes that cannot be kept, stay there until end_iteration().
   void abandon_iteration();
 
   Communicator& group() const { return *group_; }
@@ -129,6 +132,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   void finish();
   /// finish() without a pass.
   void finish_alone();
+  void keep_changes();
   /// What was unsharded is out of date when the optimizer has run.
   void after_step();
   bool is_stale() const { return kept_versions() != refreshed_; }

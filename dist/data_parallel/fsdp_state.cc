@@ -26,6 +26,7 @@ void copy_into(Tensor target, const Tensor& source) {
 
 NamedTensors FullySharded::full_state_dict(bool everywhere) {
   const NoGrad guard;
+  engine_->keep_changes();
   const bool keeps = everywhere || engine_->shard_rank() == 0;
   std::unordered_map<const Parameter*, Tensor> whole;
   for (Unit& unit : engine_->units) {
@@ -58,6 +59,7 @@ void FullySharded::load_full_state_dict(const NamedTensors& state) {
   }
   WEFT_CHECK(by_name.size() == entries.size(), "fsdp: the state holds {} tensors, the model {}",
              by_name.size(), entries.size());
+  for (Unit& unit : engine_->units) unit.forget_changes();
   for (const auto& [name, entry] : entries) {
     const Tensor& source = by_name.at(name);
     if (const Parameter* p = fsdp::find_entry(engine_->units, entry).second) {
@@ -110,6 +112,7 @@ optim::OptimizerState FullySharded::shard_optimizer_state(const optim::Optimizer
 }
 
 std::vector<FullySharded::Kept> FullySharded::kept_state() const {
+  engine_->keep_changes();
   std::vector<Kept> kept;
   for (const auto& [name, entry] : engine_->module.unrouted_state()) {
     const Parameter* p = fsdp::find_entry(engine_->units, entry).second;

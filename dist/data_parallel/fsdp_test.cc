@@ -650,6 +650,58 @@ TEST_CASE("FSDP refuses what it cannot shard") {
   });
 }
 
+TEST_CASE("parameters that are changed in place where that would be lost are an Error, once") {
+  run_ranks(2, [](Communicator& c) {
+    const OracleBatch batch = oracle_batch(0, 4, DType::f32);
+    const auto error_of = [](const std::function<void()>& function) -> std::string {
+      try {
+        function();
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return {};
+    };
+    const auto expect = [](const std::string& got, const std::string& expected) {
+      WEFT_CHECK(expected.empty() ? got.empty() : got.find(expected) != std::string::npos,
+                 "expected \"{}\", got \"{}\"", expected, got);
+    };
+    const auto change = [](nn::Module& model) {
+      const NoGrad guard;
+      for (Tensor& p : model.parameters()) ops::mul_(p, ops::full({}, 0.5, p.dtype()));
+    };
+    for (Sharding sharding : {Sharding::kFullShard, Sharding::kZero2}) {
+      for (const bool is_product : {false, true}) {
+        const auto model = make_oracle_model(DType::f32);
+        FsdpOptions options{.shard = borrowed(c), .sharding = sharding};
+        (is_product ? options.product_dtype : options.param_dtype) = DType::bf16;
+        FullySharded fsdp(*model, options, wrap_modules<nn::Linear>());
+        const NamedTensors before = fsdp.full_state_dict(true);
+        const Autocast precision(DType::bf16);
+        expect(error_of([&] { change(*model), (*model)(batch.x), fsdp.after_step(); }),
+               "were changed in place where they are rounded to bf16");
+        while (!error_of([&] { fsdp.after_step(); }).empty()) {  // a unit each
+        }
+        // Units without a product are there in all digits, and keep the change.
+        const bool is_as_before = same_bits(fsdp.full_state_dict(true), before);
+        WEFT_CHECK(is_as_before != is_product, "the weights are {}", is_as_before ? "old" : "new");
+        error_of([&] { change(*model); });
+        fsdp.load_full_state_dict(before);  // has its own
+        WEFT_CHECK(same_bits(fsdp.full_state_dict(true), before), "there are other weights");
+      }
+    }
+    // Parts that an optimizer has changed meanwhile.
+    const auto model = make_oracle_model(DType::f32);
+    FullySharded fsdp(*model, {.shard = borrowed(c)});
+    change(*model);
+    for (auto& [name, slice] : fsdp.named_parameters()) {
+      const NoGrad guard;
+      ops::mul_(slice, ops::full({}, 3, slice.dtype()));
+    }
+    expect(error_of([&] { fsdp.after_step(); }), "call keep_changes() ahead of the step");
+    fsdp.after_step();
+  });
+}
+
 TEST_CASE("units are chosen by size") {
   run_ranks(1, [](Communicator& c) {
     nn::Sequential model;

@@ -50,6 +50,8 @@ struct Unit {
   Wire wire;
   Tensor kept;                      // [part]: this rank's
   std::shared_ptr<Storage> memory;  // of the whole
+  // Of memory and of kept, when the one was last the other's: see has_changes().
+  uint64_t memory_version = 0, kept_version = 0;
 
   // Of Unsharding: whether the whole is there, or on its way: [padded], or [wire.bytes()] u8.
   bool is_resident = false;
@@ -75,6 +77,16 @@ struct Unit {
     return padded * static_cast<int64_t>(itemsize(unsharded_dtype));
   }
   bool is_narrowed() const { return wire.narrowed > 0; }
+  /// Whether the whole has all digits of the parts.
+  bool is_exact() const { return unsharded_dtype == dtype && !is_narrowed(); }
+  /// Whether the program has changed whole parameters in place, of which the parts do not know.
+  bool has_changes() const {
+    return memory != kept.storage() && memory->version() != memory_version;
+  }
+  void forget_changes() {
+    memory_version = memory->version();
+    kept_version = kept.version();
+  }
   int64_t arriving_bytes() const { return is_narrowed() ? wire.bytes() : unsharded_bytes(); }
   int count_trained() const;
   /// Whether the optimizer would see one; zero_grad() takes them away.

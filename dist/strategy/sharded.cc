@@ -54,6 +54,7 @@ class Sharded : public Strategy {
     all_reduce(sum, *options_.shard);
     return sum;
   }
+  void keep_changes() override { fsdp_->keep_changes(); }
   void after_step() override { fsdp_->after_step(); }
   bool keeps_whole_state() const override { return false; }
   NamedTensors model_state(nn::Module&) override { return fsdp_->full_state_dict(); }

@@ -5,7 +5,7 @@
 //   optim::AdamW optimizer(strategy->groups(model.named_parameters()), {...});
 //   strategy->run(model, micro_batches);          // or, where no order of their own is needed,
 //   backward(loss(strategy->forward(model, images)));
-//   optimizer.step(...);  strategy->after_step();
+//   strategy->keep_changes();  optimizer.step(...);  strategy->after_step();
 //
 // Gradients are sums over the data ranks: the program weights each rank's loss with its share of
 // the samples. States are whole, or come as this rank's tensors with their places in the whole; so
@@ -81,6 +81,9 @@ class Strategy {
   virtual Tensor unread_norm(const Tensors& parameters) {
     return Tensor::scalar(grad_norm(parameters), DType::f64);
   }
+  /// Before a step: what the program has changed in place of parameters that are shared out becomes
+  /// what the step is taken from.
+  virtual void keep_changes() {}
   virtual void after_step() {}
 
   /// Whether a model's own tensors are all of its state, on every rank.

@@ -83,6 +83,7 @@ class TensorParallelStrategy : public Strategy {
     all_reduce(sum, *tensor_);
     return sum;
   }
+  void keep_changes() override { inner_->keep_changes(); }
   void after_step() override { inner_->after_step(); }
   int64_t padded_elements() const override { return inner_->padded_elements(); }
 

@@ -33,8 +33,8 @@ inline void add_sizes(GemmCases& cases) {
     cases.add({}, 48, 17, k, {.a_layout = 'T', .emulated_on = k == 1000 ? "" : "cpu"});
   }
   cases.add({}, 17, 33, 4160, {.emulated_on = "cpu"});
-  cases.add({}, 1, 17, 4160, {.accumulate = true});
-  cases.add({}, 17, 1, 4160, {.a_layout = 'T'});
+  cases.add({}, 1, 17, 4160, {.accumulate = true, .emulated_on = "mma"});
+  cases.add({}, 17, 1, 4160, {.a_layout = 'T', .emulated_on = "mma"});
   cases.add({}, 16, 8, 12608, {.a_layout = 'T', .accumulate = true, .emulated_on = "mma"});
 }
 
@@ -53,7 +53,8 @@ inline void add_batches(GemmCases& cases) {
                 {.b_layout = 'R', .bias = true, .epilogue = epilogue, .c_layout = c});
     }
     cases.add({}, 33, 40, 65, {.bias = true, .accumulate = true, .c_layout = c});
-    cases.add({}, 33, 40, 2065, {.a_layout = 'T', .accumulate = true, .c_layout = c});
+    cases.add({}, 33, 40, 2065,
+              {.a_layout = 'T', .accumulate = true, .c_layout = c, .emulated_on = "mma"});
   }
 }
 

@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "kernels/testing/op_table.h"
-
 namespace weft::kernels {
+
+struct OpTable;  // kernels/testing/op_table.h
 
 /// The program behind every op's test and bench:
 ///   list                           the variants, and how many cases each fits

@@ -1,8 +1,11 @@
 """Fabric by the words of Lightning's and Accelerate's programs: calls of a model, options, collectives, figures."""
 
 import collections
+import copy
 import dataclasses
+import functools
 import gc
+import inspect
 import os
 import pathlib
 import subprocess
@@ -149,6 +152,44 @@ ENVIRONMENT = """
 """
 
 
+# What copy.deepcopy() makes of a model that was set up computes as the model, or is an Error.
+COPIES = """
+    import copy
+    import sys
+    import weft
+    from weft import nn, optim
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.b(self.a(x))
+
+        def structure(self):
+            return nn.ModelStructure(units=nn.Linear, mlps=[(self.a, self.b)],
+                                     segments=[nn.Segment("a", self.a), nn.Segment("b", self.b)])
+
+    fabric = weft.train.Fabric(devices=2, strategy=sys.argv[1])
+    fabric.launch()
+    fabric.seed_everything(1)
+    model = Pair()
+    optimizer = optim.SGD(model.named_parameters(), lr=0.5)
+    fabric.setup(model, optimizer)
+    x = weft.ones(4, 3)
+    fabric.backward(model(x).sum())
+    optimizer.step()
+    outer = nn.Module()
+    outer.model = model
+    for copied in (lambda: copy.deepcopy(model), lambda: copy.deepcopy(outer).model):
+        try:
+            fabric.print((copied()(x) - model(x)).abs().max().item() < 1e-6)
+        except weft.Error as error:
+            fabric.print(error)
+"""
+
+
 class Probe(nn.Module):
     """Keeps what it was called with."""
 
@@ -212,6 +253,16 @@ class Programs(unittest.TestCase):
             for part in (r"Pair\(.*Tensor, mask=.*Tensor, more=dict\): expected one tensor",
                          f"strategy {strategy} calls", "train with ddp, fsdp or tp"):
                 self.assertRegex(refused, part)
+
+    def test_copies_are_of_whole_models(self):
+        for strategy in ("ddp", "zero2"):
+            self.assertEqual(self.run_program(COPIES, strategy), ["True"] * 2, strategy)
+        for strategy in ("tp", "fsdp", "pipeline"):
+            said = self.run_program(COPIES, strategy)
+            self.assertEqual(len(said), 2, said)
+            for line in said:
+                self.assertRegex(line, "deepcopy: expected a model whose tensors are whole, got a __main__.Pair that was "
+                                       f"set up with strategy {strategy}; copy it before setup")
 
     def test_collectives_take_collections_and_numbers(self):
         self.assertEqual(self.run_program(COLLECTIVES), [
@@ -398,6 +449,102 @@ class Calls(unittest.TestCase):
         nn.dispatch_model(large, {"": "cpu"})
         with self.assertRaisesRegex(TypeError, "Sequential.*: expected one tensor: a model that was dispatched"):
             large(weft.ones(1, 3), 2)
+
+
+class Own(nn.Module):
+    """All of its parameters are its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(weft.randn(64, 64))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+class Forward(unittest.TestCase):
+    X = weft.randn(8, 64)
+
+    def refused(self, model, why="it would not run in bf16-mixed"):
+        text = rf"fabric: forward\(\) of the model .*{type(model).__name__} was called from outside of the model"
+        with self.assertRaisesRegex(weft.Error, f"{text}, where {why}; call model.x., or fabric.forward"):
+            model.forward(self.X)
+
+    def set_up(self, model, **options):
+        fabric = launched(**options)
+        fabric.setup(model, optim.SGD(model.named_parameters(), lr=0.1))
+        return fabric
+
+    def test_it_is_called_in_a_call_of_the_model(self):
+        model = Own()
+        wide = model.forward(self.X)
+        fabric = self.set_up(model, precision="bf16-mixed")
+        narrow = model(self.X)
+        self.assertGreater((narrow - wide).abs().max().item(), 0)
+        self.refused(model)
+        self.assertEqual(fabric.forward(model, lambda: model.forward(self.X)).tolist(), narrow.tolist())
+        with fabric.autocast():
+            self.assertEqual(model.forward(self.X).tolist(), narrow.tolist())
+        self.assertEqual(list(inspect.signature(model.forward).parameters), ["x"])
+        # A copy is a model like any other.
+        twin = copy.deepcopy(model)
+        with weft.no_grad():
+            twin.weight.mul_(2.0)
+        self.assertEqual(twin.forward(self.X).tolist(), (2.0 * wide).tolist())
+        gone, forward = weakref.ref(model), model.forward
+        del model
+        self.assertIsNone(gone())
+        with self.assertRaisesRegex(weft.Error, "Own.forward.*expected to be called while its model is there"):
+            forward(self.X)
+
+    def test_of_classes_below_others_and_of_layers(self):
+        class Twice(Own):
+            def forward(self, x, *, times=2):
+                return super().forward(x) * times
+
+        class Line(nn.Linear):
+            def forward(self, x):
+                return super().forward(x).relu()
+
+        for model in (Twice(), Line(64, 2), nn.Linear(64, 2)):
+            fabric = self.set_up(model, precision="bf16-mixed")
+            self.refused(model)
+            fabric.backward(model(self.X).sum())
+            self.assertIsNotNone(model.weight.grad)
+        model = Own()
+        _engine, *_ = weft.train.initialize(model=model, config={
+            "train_batch_size": 8, "bf16": {"enabled": True}, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})
+        self.refused(model, "it would not run in .*bf16.*")
+
+    def test_of_one_that_is_wrapped(self):
+        def wrapped(model):
+            forward = model.forward
+
+            @functools.wraps(forward)
+            def call(x):
+                calls.append(model)
+                return forward(x)
+
+            model.forward = call
+
+        calls, before, after = [], Own(), Own()
+        wrapped(before)
+        fabrics = [self.set_up(model, precision="bf16-mixed") for model in (before, after)]
+        wrapped(after)
+        for model in (before, after):
+            model(self.X)
+            self.refused(model)
+        self.assertEqual(calls[:2], [before, after])
+        self.assertEqual(len(fabrics), 2)
+
+    def test_where_nothing_is_lost_it_runs(self):
+        model = Own()
+        _fabric = self.set_up(model)
+        self.assertEqual(model.forward(self.X).tolist(), model(self.X).tolist())
+        model = Own()
+        _fabric = self.set_up(model, devices=2, strategy="dp")
+        self.refused(model, "strategy dp does not know of it")
+        self.assertEqual(model(self.X).shape, (8, 64))
 
 
 class Options(unittest.TestCase):

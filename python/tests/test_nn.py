@@ -1,5 +1,6 @@
 """Modules written in C++ and in Python, optimizers, schedules, mixed precision, data, models, files."""
 
+import gc
 import math
 import os
 import subprocess
@@ -77,10 +78,52 @@ class Modules(unittest.TestCase):
         self.assertEqual(s(weft.ones(1, 2)).tolist(), [[100.0, 100.0]])
         self.assertEqual([n for n, _ in s.named_parameters()], ["1.0.weight", "1.0.bias"])
         del Double
-        import gc
         gc.collect()
         self.assertEqual(s(weft.ones(1, 2)).tolist(), [[100.0, 100.0]])
         self.assertIsInstance(s[1][0], Shifted)
+
+    def test_modules_outlive_the_one_that_gave_them(self):
+        def named(m):
+            return [part for _, part in m.named_modules()]
+
+        def applied(m):
+            parts = []
+            self.assertIs(m.apply(parts.append), m)
+            return parts
+
+        def asked(m):
+            parts = []
+
+            class Outer(nn.Module):
+                def forward(self, x):
+                    return self.inner(x)
+
+                def structure(self):
+                    return nn.ModelStructure(units=lambda name, part: parts.append((name, part)))
+
+            outer = Outer()
+            outer.inner = m
+            fabric = weft.train.Fabric(strategy="fsdp")
+            fabric.launch()
+            fabric.setup(outer)
+            self.assertIs(dict(parts)[""], outer)
+            return [part for name, part in parts if name]
+
+        x, names = weft.randn(2, 64), ["MultiheadAttention", "Linear"]  # of which C++ has made the second
+        for given in (named, nn.Module.modules, applied, asked):
+            with self.subTest(given.__name__):
+                m = nn.MultiheadAttention(64, 2)
+                expected = nn.functional.linear(x, m.out_proj.weight.clone(), m.out_proj.bias.clone()).tolist()
+                parts = sorted(given(m), key=lambda part: names.index(type(part).__name__))
+                self.assertEqual([type(part).__name__ for part in parts], names)
+                self.assertIs(parts[0], m)
+                m = parts[0] = None
+                gc.collect()
+                others = [nn.Linear(64, 7) for _ in range(40)]  # where it was
+                self.assertEqual(parts[1].weight.shape, (64, 64))
+                self.assertEqual(len(others), 40)
+                if given is not asked:  # whose Fabric is gone
+                    self.assertEqual(parts[1](x).tolist(), expected)
 
     def test_every_layer_may_be_derived_from(self):
         for base, arguments in (

@@ -234,6 +234,29 @@ class Replicas(unittest.TestCase):
             for (name, p), (_, q) in zip(model.named_parameters(), alone.named_parameters()):
                 self.assertLess((p.grad - q.grad).abs().max().item(), 1e-6, name)
 
+    def test_gradients_stay_with_modules_that_change_places(self):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+            def forward(self, x):
+                return self.b(self.a(x).relu())
+
+        model = Net()
+        alone = copy.deepcopy(model)
+        fabric = dp(model)
+        x = weft.randn(4, 3)
+        gradients = []
+        for each in (alone, model):
+            layers = each.a, each.b
+            loss = each(x).pow(2).mean()
+            each.a, each.b = each.b, each.a
+            loss.backward() if each is alone else fabric.backward(loss)
+            gradients.append([layer.weight.grad for layer in layers])
+        for expected, got in zip(*gradients):
+            self.assertLess((got - expected).abs().max().item(), 1e-6)
+
     def test_a_replica_of_the_programs_own(self):
         class Locked(Plain):
             def __init__(self, note):
@@ -377,6 +400,61 @@ class Replicas(unittest.TestCase):
             before.k = 9.0  # which is no part of it any more
             self.check_alike(fabric, model, alone, x)
 
+    def test_what_is_trained_and_cannot_be_copied_does_not_follow(self):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.line, self.part, self.used = nn.Linear(4, 4), Scale(), []
+
+            def forward(self, x):
+                return self.part(self.line(x))
+
+        class Locked(Scale):
+            def __init__(self):
+                super().__init__()
+                self.lock = threading.Lock()
+
+        model = Net()
+        alone, part = copy.deepcopy(model), model.part
+        fabric = dp(model)
+        for name, value, text in (
+            ("part", Locked(), ".*Locked"), ("used", [model.line, threading.Lock()], "builtins.list"),
+            ("used", {"scale": (part.weight, threading.Lock())}, "builtins.dict"),
+        ):
+            with self.assertRaisesRegex(
+                weft.Error, r"dp: expected what copy.deepcopy\(\) can copy .* modules or tensors that require a "
+                            f"gradient, got a {text}: TypeError: cannot pickle '_thread.lock' object"
+            ):
+                setattr(model, name, value)
+            self.assertIs(model.part, part)
+            self.assertEqual(model.used, [])
+            self.check_alike(fabric, model, alone, weft.randn(4, 4))
+        model.used = [threading.Lock(), weft.ones(1)]
+        self.check_alike(fabric, model, alone, weft.randn(4, 4))
+
+    def test_a_replica_owns_what_its_attributes_refer_to(self):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention, self.used = nn.MultiheadAttention(64, 2), []
+
+            def forward(self, x):
+                x = self.attention(x)
+                for part in self.used:
+                    x = part(x)
+                return x
+
+        model, new = Net(), nn.MultiheadAttention(64, 2)
+        alone = copy.deepcopy(model)
+        fabric = dp(model)
+        for one in (model, alone):
+            one.used = [one.attention.out_proj]  # C++ has made it
+            one.attention = copy.deepcopy(new)
+        gc.collect()
+        others = [nn.Linear(64, 7) for _ in range(40)]  # where it was
+        self.check_alike(fabric, model, alone, weft.randn(4, 3, 64))
+        self.assertEqual(len(others), 40)
+
     def test_attributes_follow_a_module_whose_name_another_takes(self):
         class Switch(nn.Module):
             def __init__(self):
@@ -434,6 +512,10 @@ class Replicas(unittest.TestCase):
             fabric.backward(model(weft.randn(4, 2, 4, 4)).sum())
         self.assertFalse(hasattr(model, "table"))
         self.assertEqual(model.norm.num_batches_tracked.item(), 2)
+        # Until the model registers its own.
+        model.eval().register_buffer("table", weft.ones(4) * 3)
+        alone = copy.deepcopy(model)
+        self.check_alike(fabric, model, alone, weft.randn(4, 2, 4, 4))
 
         class Late(Scale):
             def forward(self, x):

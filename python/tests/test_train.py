@@ -1,5 +1,6 @@
 """Fabric on one rank and on several; DeepSpeed's loop; the kernels' variants."""
 
+import gc
 import json
 import os
 import shutil
@@ -599,6 +600,23 @@ class Loop(unittest.TestCase):
         first, second = fabric.setup_dataloaders(loader, other)
         self.assertEqual((next(first)[0].tolist(), next(second)[0].tolist()), ([0, 1], [0, 1, 2]))
 
+    def test_none_is_an_options_default(self):
+        fabric = weft.train.Fabric(
+            accelerator=None, devices=None, num_nodes=None, precision=None, strategy=None, loggers=None,
+            callbacks=None, collectives=None, split_batches=None, state_dict_type=None, tf32_rounding=None,
+        )
+        self.assertEqual((fabric.world_size, fabric.device, fabric.loggers), (1, weft.device("cpu"), []))
+        self.assertEqual(weft.train.from_environment(strategy=None)["strategy"], None)
+        with self.assertRaisesRegex(weft.Error, 'loss_scale: expected "dynamic", "none" or a number, got None'):
+            weft.train.Fabric(loss_scale=None)
+        options = weft.train.StrategyOptions("fsdp", cpu_offload=None, wrap=None, schedule=None)
+        self.assertEqual(repr(options), "StrategyOptions('fsdp')")
+        with self.assertRaisesRegex(TypeError, 'unknown setting "wrapp"; did you mean "wrap"'):
+            weft.train.StrategyOptions("fsdp", wrapp=None)
+        # What follows from other options is no default.
+        with self.assertRaisesRegex(TypeError, "Gpt: kv_heads: unexpected None"):
+            weft.models.Gpt(heads=8, kv_heads=None)
+
     def test_setup_returns_what_it_was_given(self):
         fabric, model, optimizer = self.setup_fabric()
         other = nn.Linear(3, 2)
@@ -750,6 +768,82 @@ class Engine(unittest.TestCase):
             weft.train.initialize(model=nn.Linear(3, 2), lr_scheduler="cosine", config=self.config())
         with self.assertRaisesRegex(TypeError, "lr_scheduler: expected a number from the schedule .* got None"):
             weft.train.initialize(model=nn.Linear(3, 2), lr_scheduler=lambda step: None, config=self.config())
+
+    def test_the_scheduler_of_the_config(self):
+        warmup = {"warmup_min_lr": 0.001, "warmup_max_lr": 0.01, "warmup_num_steps": 3, "warmup_type": "linear"}
+        config = self.config(scheduler={"type": "WarmupLR", "params": warmup})
+        engine, optimizer, _, scheduler = weft.train.initialize(model=nn.Linear(3, 2), config=config)
+        self.assertIsInstance(scheduler, weft.optim.lr_scheduler.Scheduler)
+        self.assertIs(engine.lr_scheduler, scheduler)
+        rates = []
+        for _ in range(4):
+            rates += scheduler.get_last_lr()
+            self.assertEqual(scheduler.get_last_lr(), engine.get_lr())
+            self.assertEqual(scheduler.get_lr(), engine.get_lr())
+            self.run_steps(engine, 1)
+        for rate, expected in zip(rates, [0.001, 0.001, 0.004, 0.007]):
+            self.assertAlmostEqual(rate, expected)
+        self.assertEqual(scheduler.state_dict()["step"], 4)
+        del engine, optimizer  # which the scheduler keeps alive
+        gc.collect()
+        self.assertAlmostEqual(scheduler.get_last_lr()[0], 0.01)
+
+    def test_the_scheduler_of_a_function(self):
+        engine, _, _, scheduler = weft.train.initialize(
+            model=nn.Linear(3, 2), config=self.config(), lr_scheduler=lambda step: 1.0 / (step + 1)
+        )
+        self.run_steps(engine, 1)
+        self.assertEqual((scheduler.step_count, scheduler.get_last_lr()), (1, [0.005]))
+
+    def test_rates_of_groups(self):
+        model = nn.Linear(3, 2)
+        groups = [{"params": [model.weight], "lr": 0.5}, {"params": [model.bias]}]
+        engine = weft.train.initialize(model=model, model_parameters=groups, config=self.config())[0]
+        self.assertEqual(engine.get_lr(), [0.5, 0.01])
+
+    def test_where_it_computes(self):
+        engine = weft.train.initialize(model=nn.Linear(3, 2), config=self.config())[0]
+        self.assertEqual((engine.device, engine.local_rank), (engine.fabric.device, engine.fabric.local_rank))
+        self.assertEqual((engine.device, engine.local_rank), (weft.device("cpu"), 0))
+
+    def test_parts_of_a_checkpoint(self):
+        def start(own):
+            model = nn.Linear(3, 2)
+            if not own:
+                config = self.config(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 10}})
+                return weft.train.initialize(model=model, config=config)[0]
+            optimizer = weft.optim.Adam(model.named_parameters(), lr=0.8)
+            scheduler = weft.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+            return weft.train.initialize(
+                model=model, optimizer=optimizer, lr_scheduler=scheduler, config=self.config()
+            )[0]
+
+        for own in (False, True):
+            with tempfile.TemporaryDirectory() as directory:
+                engine = start(own)
+                weight = self.run_steps(engine, 3)
+                engine.save_checkpoint(directory, client_state={"epoch": 7})
+                for options, optimizer_steps, schedule_steps, steps in (
+                    ({}, 3, 3, 3),
+                    ({"load_optimizer_states": False}, 0, 3, 3),
+                    ({"load_lr_scheduler_states": False}, 3, 0, 3),
+                    ({"load_module_only": True}, 0, 0, 0),
+                ):
+                    with self.subTest(own=own, **options):
+                        other = start(own)
+                        before = other.get_lr()
+                        self.assertEqual(other.load_checkpoint(directory, **options)[1], {"epoch": 7})
+                        self.assertEqual(other.module.state_dict()["weight"].tolist(), weight)
+                        loaded = bool(other.optimizer.state_dict()["state"])
+                        self.assertEqual(loaded, optimizer_steps > 0)
+                        self.assertEqual(other.lr_scheduler.step_count, schedule_steps)
+                        self.assertEqual((other.global_steps, other.micro_steps), (steps, 2 * steps))
+                        expected = before if "load_module_only" in options else engine.get_lr()
+                        self.assertEqual(other.get_lr(), expected)
+                        self.run_steps(other, 1)
+                        self.assertEqual(other.lr_scheduler.step_count, schedule_steps + 1)
+                with self.assertRaisesRegex(weft.Error, "load_module_strict: expected True, got False"):
+                    engine.load_checkpoint(directory, load_module_strict=False)
 
     def test_what_it_cannot_take(self):
         with self.assertRaisesRegex(weft.Error, "optimizer"):

@@ -503,6 +503,45 @@ class Fit(unittest.TestCase):
         self.assertEqual((trainer.epoch, trainer.global_step), (2, 8))
         self.assertEqual(list(trainer.metrics), ["train_loss"])
 
+    def test_none_is_an_options_default(self):
+        kept = ModelCheckpoint(
+            dirpath=None, filename=None, monitor=None, mode=None, save_top_k=None, save_last=None,
+            every_n_train_steps=None, train_time_interval=None,
+        )
+        stops = EarlyStopping(monitor="val_loss", mode=None, patience=None, min_delta=None, check_finite=None)
+        average = weft.train.EmaWeightAveraging(decay=None, update_starting_at_step=None)
+        trainer = quiet(
+            max_epochs=2, max_steps=None, max_time=None, limit_train_batches=None, limit_val_batches=None,
+            limit_test_batches=None, limit_predict_batches=None, val_check_interval=None, num_sanity_val_steps=None,
+            accumulate_grad_batches=None, gradient_clip_val=None, gradient_clip_algorithm=None, precision=None,
+            log_every_n_steps=None, detect_anomaly=None, directory=self.path("run"), loggers=None,
+            callbacks=[kept, stops, average],
+        )
+        module = fit(trainer)
+        self.assertEqual((trainer.epoch, trainer.global_step, stops.wait_count), (2, 8, 0))
+        self.assertEqual(kept.kept, [self.path("run", "checkpoints", "epoch=2-step=8.safetensors")])
+        self.assertEqual(kept.last_model_path, "")
+        plain = fit(quiet(max_epochs=2))
+        self.assertEqual(module.line.weight.shape, plain.line.weight.shape)
+        with self.assertRaisesRegex(weft.Error, "say when to stop"):
+            quiet(max_epochs=None, max_steps=None, max_time=None)
+
+    def test_batches_between_validations_are_counted_over_epochs(self):
+        class Hears(Callback):
+            def __init__(self):
+                super().__init__()
+                self.steps = []
+
+            def on_validation_end(self, trainer, module):
+                self.steps.append(trainer.global_step)
+
+        for interval, steps in ((3, [3, 6, 9, 12]), (5, [5, 10])):
+            hears = Hears()
+            fit(quiet(max_epochs=3, val_check_interval=interval, check_val_every_n_epoch=None, callbacks=[hears]))
+            self.assertEqual(hears.steps, steps)
+        with self.assertRaisesRegex(weft.Error, "check_val_every_n_epoch is None, got the fraction 1"):
+            quiet(max_epochs=3, check_val_every_n_epoch=None)
+
     def test_it_stops_early_and_keeps_the_best(self):
         class Waits(EarlyStopping):
             looks = 0

@@ -1,9 +1,11 @@
 // weft.train.initialize: DeepSpeed's loop.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <variant>
 
 #include "data/loader.h"
 #include "data/tensors/tensor_dataset.h"
@@ -11,6 +13,7 @@
 #include "python/casters.h"
 #include "python/containers.h"
 #include "python/json.h"
+#include "python/model_call.h"
 #include "python/modules.h"
 #include "python/schedule.h"
 #include "train/config_files/config_file.h"
@@ -26,13 +29,9 @@ using train::Engine;
 /// Where a checkpoint's client_state keeps the scheduler's state.
 constexpr const char* kScheduler = "weft.lr_scheduler";
 
-/// With a scheduler of the caller's, an object that the engine steps.
 struct OwnEngine : Engine {
   using Engine::Engine;
-  nb::object lr_scheduler = nb::none();
-  nb::object scheduler() const {
-    return nb::hasattr(lr_scheduler, "step") ? lr_scheduler : nb::none();
-  }
+  nb::object callers_scheduler = nb::none();  // an object that the engine steps
 };
 
 /// As JSON. Throws a TypeError that says of what.
@@ -83,7 +82,8 @@ void make_engine(OwnEngine* self, nn::Module& model, const nb::object& config,
                              .c_str());
   }
   new (self) OwnEngine(model, with_replica(model.structure(), model), file, std::move(options));
-  self->lr_scheduler = lr_scheduler;
+  watch_forward(nb::find(model));
+  if (nb::hasattr(lr_scheduler, "step")) self->callers_scheduler = lr_scheduler;
 }
 
 /// Parameters without a name have the model's, by which a checkpoint knows them.
@@ -174,7 +174,7 @@ nb::tuple initialize(const nb::object& args, const nb::object& model, nb::object
       nb::type<OwnEngine>()("model"_a = model, "config"_a = given, "optimizer"_a = optimizer,
                             "lr_scheduler"_a = lr_scheduler, "device"_a = device);
   const nb::object loader = training_data.is_none() ? nb::none() : loader_of(engine, training_data);
-  return nb::make_tuple(engine, engine.attr("optimizer"), loader, lr_scheduler);
+  return nb::make_tuple(engine, engine.attr("optimizer"), loader, engine.attr("lr_scheduler"));
 }
 
 }  // namespace
@@ -196,7 +196,7 @@ void bind_engine(nb::module_ m) {
               const nb::gil_scoped_release unlocked;
               self.step();
             }
-            const nb::object scheduler = self.scheduler();
+            const nb::object scheduler = self.callers_scheduler;
             if (self.was_step_applied() && !scheduler.is_none()) scheduler.attr("step")();
           },
           "Ends the micro-batch; at the boundary clips, steps the optimizer and the scheduler, and "
@@ -223,8 +223,20 @@ void bind_engine(nb::module_ m) {
       .def_prop_ro("optimizer", &Engine::optimizer, nb::rv_policy::reference_internal)
       .def_prop_ro("fabric", &Engine::fabric, nb::rv_policy::reference_internal)
       .def_prop_ro(
-          "lr_scheduler", [](const OwnEngine& self) { return self.lr_scheduler; },
-          "As initialize() was given it.")
+          "device", [](OwnEngine& self) { return self.fabric().device(); },
+          "Where this rank computes.")
+      .def_prop_ro(
+          "local_rank", [](OwnEngine& self) { return self.fabric().local_rank(); },
+          "Among the ranks of this host.")
+      .def_prop_ro(
+          "lr_scheduler",
+          [](OwnEngine& self) -> std::variant<nb::object, optim::Scheduler*> {
+            if (!self.callers_scheduler.is_none()) return self.callers_scheduler;
+            return self.lr_scheduler();
+          },
+          nb::rv_policy::reference_internal,
+          "The caller's, or a Scheduler of the config's schedule or of the caller's function; None "
+          "without one. step() steps it.")
       .def(
           "save_checkpoint",
           [](OwnEngine& self, const std::string& directory, const std::optional<std::string>& tag,
@@ -233,7 +245,7 @@ void bind_engine(nb::module_ m) {
                 .tag = tag.value_or(""),
                 .client_state = named_json("save_checkpoint: client_state", client_state),
                 .save_latest = save_latest};
-            const nb::object scheduler = self.scheduler();
+            const nb::object scheduler = self.callers_scheduler;
             if (nb::hasattr(scheduler, "state_dict")) {
               checkpoint.client_state[kScheduler] = named_json(
                   "save_checkpoint: the lr_scheduler's state", scheduler.attr("state_dict")());
@@ -246,17 +258,24 @@ void bind_engine(nb::module_ m) {
           "rank calls.")
       .def(
           "load_checkpoint",
-          [](OwnEngine& self, const std::string& directory, const std::optional<std::string>& tag) {
+          [](OwnEngine& self, const std::string& directory, const std::optional<std::string>& tag,
+             bool is_strict, bool optimizer_states, bool lr_scheduler_states, bool module_only) {
+            WEFT_CHECK(is_strict,
+                       "engine: load_checkpoint(): load_module_strict: expected True, got False: a "
+                       "model takes all of its tensors from a checkpoint");
             std::optional<train::LoadedCheckpoint> loaded;
             {
               const nb::gil_scoped_release unlocked;
-              loaded = self.load_checkpoint(directory, tag.value_or(""));
+              loaded = self.load_checkpoint(directory, tag.value_or(""),
+                                            {.optimizer_states = optimizer_states,
+                                             .lr_scheduler_states = lr_scheduler_states,
+                                             .module_only = module_only});
             }
             if (!loaded) return nb::make_tuple(nb::none(), nb::dict());
             const auto state = nb::cast<nb::dict>(object_of(loaded->client_state));
             const nb::object kept = state.attr("pop")(kScheduler, nb::none());
-            const nb::object scheduler = self.scheduler();
-            if (nb::hasattr(scheduler, "load_state_dict")) {
+            const nb::object scheduler = self.callers_scheduler;
+            if (lr_scheduler_states && !module_only && nb::hasattr(scheduler, "load_state_dict")) {
               WEFT_CHECK(!kept.is_none(),
                          "engine: {}: expected the state of the lr_scheduler, a {}", loaded->path,
                          type_of(scheduler));
@@ -264,9 +283,15 @@ void bind_engine(nb::module_ m) {
             }
             return nb::make_tuple(loaded->path, state);
           },
-          "load_dir"_a, "tag"_a = nb::none(),
+          "load_dir"_a, "tag"_a = nb::none(), "load_module_strict"_a = true,
+          "load_optimizer_states"_a = true, "load_lr_scheduler_states"_a = true,
+          "load_module_only"_a = false,
           "Goes on from a checkpoint, without a tag the latest; returns its path and the "
-          "client_state, or (None, {}) where there is none.");
+          "client_state, or (None, {}) where there is none. load_optimizer_states=False: the "
+          "optimizer and the loss scale stay as they are. load_lr_scheduler_states=False: the "
+          "scheduler goes on where it is, and sets the rates anew at its next step. "
+          "load_module_only: the model alone; counts of steps stay, too. "
+          "load_module_strict: True alone.");
   m.def(
       "initialize", &initialize, "args"_a = nb::none(), "model"_a = nb::none(),
       "optimizer"_a = nb::none(), "model_parameters"_a = nb::none(), "training_data"_a = nb::none(),
@@ -279,8 +304,9 @@ void bind_engine(nb::module_ m) {
       "default all. training_data: a data set, with a length and items, of which the loader makes "
       "shuffled micro-batches, or an iterable of micro-batches; without it the loader is None. "
       "lr_scheduler: a function of the step, a factor on the learning rate, or a Scheduler of "
-      "`optimizer`, which engine.step() steps. device: cpu or cuda. Raises TypeError without a "
-      "model or a config, Error for a config that is not DeepSpeed's.");
+      "`optimizer`; the tuple has that, or the Scheduler of the function or of the config's "
+      "schedule, None without any. engine.step() steps it. device: cpu or cuda. Raises TypeError "
+      "without a model or a config, Error for a config that is not DeepSpeed's.");
 }
 
 }  // namespace weft::python

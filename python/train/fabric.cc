@@ -170,6 +170,7 @@ dist::StrategyOptions strategy_options(const std::string& name, const nb::kwargs
   dist::StrategyOptions options = {.name = name};
   for (const auto& [key, value] : settings) {
     const auto given = nb::cast<std::string>(key);
+    const bool is_given = !value.is_none();
     const auto read = [&, v = nb::handle(value)]<class T>(T& member) {
       if (nb::try_cast(v, member)) return;
       throw nb::type_error(fmt::format("StrategyOptions: {}: expected {}, got {}", given,
@@ -178,14 +179,14 @@ dist::StrategyOptions strategy_options(const std::string& name, const nb::kwargs
                                .c_str());
     };
     std::vector<std::string> known = {kSchedule, kPipelineSchedule};
-    if (given == kSchedule || given == kPipelineSchedule) {
+    if (is_given && (given == kSchedule || given == kPipelineSchedule)) {
       std::string schedule;
       read(schedule);
       options.schedule = dist::parse_schedule(schedule);
     }
     dist::for_each_setting([&](const dist::SettingText& text, auto member) {
       known.push_back(name_of(text));
-      if (known.back() == given) read(options.*member);
+      if (is_given && known.back() == given) read(options.*member);
     });
     if (std::ranges::count(known, given) == 0) {
       throw nb::type_error(fmt::format("StrategyOptions: unknown setting \"{}\"{}", given,
@@ -201,7 +202,7 @@ void bind_strategy_options(nb::module_ m) {
   nb::class_<StrategyOptions> bound(
       m, "StrategyOptions",
       "A strategy by its name and what else is said of it: StrategyOptions(\"fsdp\", "
-      "shard_grad_op=True). The settings are its attributes.");
+      "shard_grad_op=True). The settings are its attributes; None is a setting's default.");
   bound
       .def(
           "__init__",
@@ -252,7 +253,7 @@ nb::object one_or_all(const nb::tuple& objects) {
 /// The options with what the environment says of them, of a Fabric or a Trainer.
 nb::dict from_environment(const nb::kwargs& given) {
   train::FabricOptions options;
-  if (given.contains("strategy")) {
+  if (given.contains("strategy") && !given["strategy"].is_none()) {
     using Strategy = Conversion<dist::StrategyOptions>;
     options.strategy = Strategy::from_python(nb::cast<Strategy::Argument>(given["strategy"]));
   }
@@ -388,6 +389,7 @@ void set_up(Fabric& fabric, nb::handle model, const nb::tuple& optimizers, bool 
       fabric.setup_optimizers(all);
     }
   }
+  if (model) watch_forward(model);
   // A step asks its models' strategies: these live as long as the optimizer does. The function is
   // never freed: Python goes before static objects do.
   static const nb::handle keep =

@@ -70,11 +70,16 @@ struct LossScale {
     numerics->loss_scale.enabled = name == "dynamic";
   }
 };
+/// None could be either of the names, so it is refused.
 template <>
 struct Conversion<LossScale> {
-  using Argument = std::variant<std::string, double>;
-  static Argument to_python(const LossScale&) { return "dynamic"; }
-  static Argument from_python(Argument argument) { return argument; }
+  using Given = std::variant<std::string, double>;
+  using Argument = std::optional<Given>;
+  static Argument to_python(const LossScale&) { return Given("dynamic"); }
+  static Given from_python(Argument argument) {
+    WEFT_CHECK(argument, "loss_scale: expected \"dynamic\", \"none\" or a number, got None");
+    return *std::move(argument);
+  }
 };
 
 template <>

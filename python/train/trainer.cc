@@ -679,7 +679,9 @@ void bind_loop(nb::module_& m) {
   nb::class_<Trainer> trainer(
       m, "Trainer",
       "Trains a TrainingModule by its own steps, on one device or many. One of max_epochs, "
-      "max_steps and max_time says when it ends. Limits are counts (10) or fractions (0.1). "
+      "max_steps and max_time says when it ends. Limits are counts (10) or fractions (0.1). None "
+      "is an option's default; as check_val_every_n_epoch, with a count as val_check_interval, it "
+      "counts the batches between validations from epoch to epoch. "
       "docs/trainer.md tells of each option.");
   define_init<train::TrainerOptions>(trainer, trainer_fields());
   trainer.def("launch", &launch<Trainer>, kLaunchText)

@@ -48,13 +48,11 @@ void read_sharding(io::Section& section, ConfigFile& file) {
   }
 }
 
-void read_fsdp(io::Section section, ConfigFile& file) {
+/// What is unsharded together, and when.
+void read_units(io::Section& section, ConfigFile& file) {
   const auto set = [&](const char* key, const auto& value, const char* its) {
     file.set(key, value, section.path_of(its));
   };
-  file.set("strategy", "fsdp", "distributed_type");
-  section.whole_number("fsdp_version");
-  read_sharding(section, file);
   const auto classes = section.text("fsdp_transformer_layer_cls_to_wrap");
   const auto least = section.whole_number("fsdp_min_num_params");
   const std::string policy =
@@ -72,6 +70,25 @@ void read_fsdp(io::Section section, ConfigFile& file) {
   for (const char* key : {"fsdp_backward_prefetch", "fsdp_backward_prefetch_policy"}) {
     const auto prefetch = section.choice(key, {"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"});
     if (prefetch) set("no_prefetch", *prefetch == "NO_PREFETCH", key);
+  }
+}
+
+void read_fsdp(io::Section section, ConfigFile& file) {
+  const auto set = [&](const char* key, const auto& value, const char* its) {
+    file.set(key, value, section.path_of(its));
+  };
+  file.set("strategy", "fsdp", "distributed_type");
+  section.whole_number("fsdp_version");
+  read_sharding(section, file);
+  if (file.settings.at("strategy") == "ddp") {
+    // Accelerate writes these keys whatever the sharding strategy is.
+    ignore(file,
+           section.known({"fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap",
+                          "fsdp_min_num_params", "fsdp_backward_prefetch",
+                          "fsdp_backward_prefetch_policy"}),
+           "NO_SHARD leaves parameters whole");
+  } else {
+    read_units(section, file);
   }
   set("cpu_offload", section.boolean("fsdp_offload_params"), "fsdp_offload_params");
   set("checkpoint_activations", section.boolean("fsdp_activation_checkpointing"),
@@ -105,6 +122,10 @@ void read_deepspeed_config(io::Section section, ConfigFile& file) {
     }
     file.batch = inner.batch;
     file.defaults = inner.defaults;
+    if (!inner.communication_dtype.empty()) {
+      file.communication_dtype = inner.communication_dtype;
+      file.keys["communication_dtype"] = inner.path + ": " + inner.keys.at("communication_dtype");
+    }
     file.notes.insert(file.notes.end(), inner.notes.begin(), inner.notes.end());
   }
   const auto set = [&](const char* key, const auto& value, const char* its) {
@@ -125,7 +146,8 @@ void read_deepspeed_config(io::Section section, ConfigFile& file) {
   }
   auto parameters = section.choice("offload_param_device", {"none", "cpu"});
   const auto optimizer = section.choice("offload_optimizer_device", {"none", "cpu"});
-  if (parameters == "cpu" && file.settings.value("strategy", "") != "zero3") {
+  const std::string strategy = file.settings.value("strategy", "ddp");
+  if (parameters == "cpu" && strategy != "zero3") {
     parameters.reset();
     ignore(file, {section.path_of("offload_param_device")}, kNotOffloaded);
   }
@@ -133,6 +155,17 @@ void read_deepspeed_config(io::Section section, ConfigFile& file) {
   if (optimizer && parameters != "cpu") {
     set("offload_optimizer", *optimizer == "cpu", "offload_optimizer_device");
   }
+  // Also where deepspeed_config_file says it and leaves the stage to this file.
+  if (strategy == "ddp" && file.settings.value("offload_optimizer", false)) {
+    ignore(file, {file.keys.at("offload_optimizer")}, kNotOffloaded);
+    file.settings.erase("offload_optimizer");
+    file.keys.erase("offload_optimizer");
+  }
+  // Where the precision comes to fp16 and DeepSpeed's file has no section of it, Accelerate adds
+  // one that leaves the loss scale to DeepSpeed.
+  ConfigFile unsaid;
+  read_deepspeed({{"fp16", {{"enabled", "auto"}}}}, unsaid);
+  file.defaults.update(unsaid.settings);
   ignore(file,
          section.known({"deepspeed_hostfile", "deepspeed_multinode_launcher",
                         "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"}),

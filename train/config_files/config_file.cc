@@ -7,6 +7,7 @@
 
 #include "core/device.h"
 #include "core/error.h"
+#include "dist/strategy/strategy_kind.h"
 #include "io/checked_json.h"
 #include "io/files.h"
 #include "io/json_field.h"
@@ -166,6 +167,21 @@ Config with_file(const Config& config, const ConfigFile& file) {
   } catch (const Error& error) {
     WEFT_FAIL("{}: {}", file.path, error.what());
   }
+}
+
+const char* apply_communication_dtype(const ConfigFile& file, Config& config) {
+  if (file.communication_dtype.empty()) return nullptr;
+  const int devices = static_cast<int>(config.devices);
+  const dist::Settings own = dist::strategy_of(config.strategy, devices).settings;
+  if (contains(own, dist::Settings::kMixedPrecision)) {
+    config.strategy.reduce_dtype = file.communication_dtype;
+    return "reduce_dtype";
+  }
+  if (contains(own, dist::Settings::kBuckets)) {
+    config.strategy.compress_dtype = file.communication_dtype;
+    return "compress_dtype";
+  }
+  return nullptr;
 }
 
 void apply(const BatchRule& rule, const std::string& file, Config& config) {

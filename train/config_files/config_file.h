@@ -33,9 +33,14 @@ struct ConfigFile {
   std::map<std::string, std::string> keys;  // by the same: the file's key, "bf16.enabled"
   std::vector<std::string> notes;
   /// Of a file of DeepSpeed's that names an optimizer: DeepSpeed's own values, by the same, of what
-  /// optimizer, scheduler and clipping leave out. What is "auto" there somebody else says.
+  /// optimizer, scheduler and clipping leave out. What is "auto" there somebody else says. Of one
+  /// of Accelerate's that runs DeepSpeed: of the loss scale, too.
   nlohmann::json defaults = nlohmann::json::object();
   BatchRule batch;
+  /// DeepSpeed's communication_data_type, the format that gradients travel in: fp32, fp16 or bf16.
+  /// Empty: not said. Its key is that of "communication_dtype". The strategy, which the command
+  /// line may change, decides which setting it is.
+  std::string communication_dtype;
   /// Whether the settings' lr is the scheduler's: DeepSpeed gives it to any optimizer.
   bool is_lr_of_schedule = false;
   // Where a run happens, which is no setting of it. Empty: not said. Their keys are those of
@@ -71,6 +76,11 @@ ConfigFile read_config(const nlohmann::json& values, const std::string& name);
 Config with_file(const Config& config, const ConfigFile& file);
 /// What a file of DeepSpeed's means there: what it leaves out has DeepSpeed's own value.
 Config deepspeed_config(const ConfigFile& file);
+
+/// Gives the file's communication_dtype to the setting that it is under the configuration's
+/// strategy and devices, and returns that one's key: reduce_dtype of shards, compress_dtype of
+/// whole copies. Null where the strategy has neither, or the file does not say it.
+const char* apply_communication_dtype(const ConfigFile& file, Config& config);
 
 /// Splits the rule's total batch by the configuration's devices, or by its global batch. Throws
 /// Error where it does not come out even, or contradicts what else the rule says.

@@ -450,6 +450,38 @@ TEST_CASE("a DeepSpeed file that names an optimizer leaves the rest of it to Dee
   CHECK_FALSE(outer.defaults.contains("momentum"));
 }
 
+TEST_CASE("the optimizer is offloaded where DeepSpeed offloads it, from stage 1 on") {
+  const auto of = [](const std::string& zero) {
+    return read("z.json", R"({"train_batch_size": 8, "zero_optimization": )" + zero + "}");
+  };
+  const std::string offload = R"("offload_optimizer": {"device": "cpu"}})";
+  CHECK(of(R"({"stage": 1, )" + offload).settings.at("offload_optimizer") == true);
+  CHECK(of(R"({"stage": "auto", )" + offload).settings.at("offload_optimizer") == true);
+  // DeepSpeed's own stage is 0.
+  for (const std::string& zero : {R"({"stage": 0, )" + offload, "{" + offload,
+                                  std::string(R"({"stage": 0, "cpu_offload": true})")}) {
+    INFO(zero);
+    const ConfigFile file = of(zero);
+    CHECK_FALSE(file.settings.contains("offload_optimizer"));
+    REQUIRE(file.notes.size() == 1);
+    CHECK_THAT(file.notes[0], Contains("zero_optimization.") && Contains("only stage 3 offloads "
+                                                                         "parameters, and stages "
+                                                                         "1 to 3 the optimizer"));
+  }
+  // Accelerate's stage is that of a file that leaves it open.
+  write_file("open.json", R"({"zero_optimization": {"stage": "auto", )" + offload + "}");
+  const auto led_to = [](int stage) {
+    return read("outer.yaml", fmt::format("distributed_type: DEEPSPEED\ndeepspeed_config:\n"
+                                          "  deepspeed_config_file: open.json\n"
+                                          "  zero_stage: {}\n",
+                                          stage));
+  };
+  CHECK(led_to(2).settings == json{{"strategy", "zero2"}, {"offload_optimizer", true}});
+  CHECK(led_to(0).settings == json{{"strategy", "ddp"}});
+  CHECK_FALSE(led_to(0).keys.contains("offload_optimizer"));
+  CHECK_THAT(led_to(0).notes.at(0), Contains("open.json: zero_optimization.offload_optimizer"));
+}
+
 TEST_CASE("keys of DeepSpeed's and Accelerate's files that change little here") {
   const auto of = [](const std::string& more) {
     return read("k.json", "{\"train_batch_size\": 8, " + more + "}");
@@ -472,7 +504,8 @@ TEST_CASE("keys of DeepSpeed's and Accelerate's files that change little here") 
         R"("zero_optimization": {"stage": 2, "cpu_offload_params": true})",
         R"("tensorboard": {"enabled": true}, "csv_monitor": {"enabled": true})",
         R"("activation_checkpointing": {"partition_activations": true})",
-        R"("flops_profiler": {"enabled": true})",
+        R"("flops_profiler": {"enabled": true})", R"("log_level": "warning")",
+        R"("zero_optimization": {"stage": 3, "save_muon_momentum_buffer_in_memory": true})",
         R"("zero_optimization": {"stage": 3, "enable_sanity_checks": true, "leaf_module": null,
            "zeropp_loco_param": {"err_beta": 0.8}})"}) {
     INFO(noted);
@@ -489,6 +522,9 @@ TEST_CASE("keys of DeepSpeed's and Accelerate's files that change little here") 
       "super_offload": true}})")
             .notes.empty());
   CHECK(of(R"("tensor_parallel": {"autotp_size": 1})").notes.empty());
+  CHECK(of(R"("gradient_allreduce_op": "MEAN", "managed_gradient_accumulation": true,
+      "zero_optimization": {"stage": 2, "zenflow": null})")
+            .notes.empty());
   CHECK(of(R"("zero_optimization": {}, "fp16": null, "scheduler": {}, "optimizer": {})")
             .notes.empty());
   for (const auto& [more, message] : std::vector<std::pair<std::string, std::string>>{
@@ -498,6 +534,11 @@ TEST_CASE("keys of DeepSpeed's and Accelerate's files that change little here") 
            {R"("torch_autocast": {"enabled": true})", "fp16.enabled or bf16.enabled"},
            {R"("sparse_attention": {"mode": "fixed"})", "expected none: attention is dense"},
            {R"("pipeline": {"stages": 2})", "expected none: --strategy pipeline"},
+           {R"("gradient_allreduce_op": "sum")", "expected mean: gradients are averaged"},
+           {R"("gradient_allreduce_op": "max")", "expected one of mean, sum"},
+           {R"("managed_gradient_accumulation": false)", "expected true: gradient_accumulation"},
+           {R"("zero_optimization": {"stage": 2, "zenflow": {}})",
+            "key \"zero_optimization.zenflow\": expected null: there is nothing of the kind"},
            {R"("compression_training": {"weight_quantization": {}})", "\"compression_training\""},
            {R"("train_batch_size": 16)", "the key \"train_batch_size\" is there twice"}}) {
     INFO(more);

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "dist/strategy/strategy_kind.h"
 #include "io/section.h"
 #include "optim/deepspeed_schedule.h"
 #include "train/config_files/dialects.h"
@@ -218,7 +217,17 @@ void read_zero(io::Section section, ConfigFile& file) {
     file.set("cpu_offload", true, section.path_of(parameters));
   } else {
     if (!parameters.empty()) note(file, {section.path_of(parameters)}, kNotOffloaded);
-    if (!optimizer.empty()) file.set("offload_optimizer", true, section.path_of(optimizer));
+    // Without a stage it is 0; what "auto" comes to is said elsewhere.
+    const bool shards = stage.value_or(0) > 0 || section.is_auto("stage");
+    if (!optimizer.empty() && shards) {
+      file.set("offload_optimizer", true, section.path_of(optimizer));
+    } else if (!optimizer.empty()) {
+      note(file, {section.path_of(optimizer)}, kNotOffloaded);
+    }
+  }
+  section.known({"zenflow"});
+  if (section.has("zenflow")) {  // it has no "enabled": any section of it is on
+    section.fail("zenflow", "null: there is nothing of the kind here");
   }
   const std::vector<std::string> tuning =
       section.known({"allgather_partitions",
@@ -267,6 +276,7 @@ void read_zero(io::Section section, ConfigFile& file) {
                      "pipeline_loading_checkpoint",
                      "leaf_module",
                      "cpu_offload_use_pin_memory",
+                     "save_muon_momentum_buffer_in_memory",
                      "legacy_stage1"});
   note(file, tuning,
        "nothing here is tuned so; units are what travels, see --wrap and --resident-units");
@@ -306,13 +316,17 @@ std::vector<std::string> read_deepspeed(const nlohmann::json& values, ConfigFile
   read_precision(all.section("fp16"), all.section(all.has("bf16") ? "bf16" : "bfloat16"), file);
   if (all.has("msamp")) read_msamp(all.section("msamp"), file);
   if (all.has("zero_optimization")) read_zero(all.section("zero_optimization"), file);
-  const dist::StrategyKind& strategy =
-      dist::find_strategy(file.settings.value("strategy", std::string("ddp")));
-  file.set(contains(strategy.settings, dist::Settings::kMixedPrecision) ? "reduce_dtype"
-                                                                        : "compress_dtype",
-           all.choice("communication_data_type", {"fp32", "fp16", "bf16"}),
-           "communication_data_type");
+  if (const auto dtype = all.choice("communication_data_type", {"fp32", "fp16", "bf16"})) {
+    file.communication_dtype = *dtype;
+    file.keys["communication_dtype"] = "communication_data_type";
+  }
+  if (all.choice("gradient_allreduce_op", {"mean", "sum"}) == "sum") {
+    all.fail("gradient_allreduce_op", "mean: gradients are averaged over the ranks");
+  }
+  expect(all, "managed_gradient_accumulation", true,
+         "gradient_accumulation_steps says which step() ends a step");
   const std::vector<std::string> others = all.known({"steps_per_print",
+                                                     "log_level",
                                                      "wall_clock_breakdown",
                                                      "dump_state",
                                                      "prescale_gradients",

@@ -16,8 +16,9 @@ nlohmann::json parse_yaml(const std::string& file, std::string_view text);
 /// The contents of a file, YAML or JSON. Throws Error as above.
 nlohmann::json parse_values(const std::string& path);
 
-/// Why parameters stay where they are in stages of ZeRO before the third.
-inline constexpr const char* kNotOffloaded = "only stage 3 offloads parameters";
+/// Why parameters stay where they are before ZeRO's third stage, and the optimizer without ZeRO.
+inline constexpr const char* kNotOffloaded =
+    "only stage 3 offloads parameters, and stages 1 to 3 the optimizer";
 
 // A dialect each. Those of others return the keys that a file of theirs may have at the top.
 void read_own(const nlohmann::json& values, ConfigFile& file);

@@ -17,6 +17,9 @@ namespace {
 
 constexpr const char* kLatest = "latest";
 constexpr const char* kState = "state";
+// Names of what a checkpoint holds.
+constexpr const char *kOptimizer = "optimizer", *kScaler = "scaler", *kSchedule = "schedule",
+                     *kCounts = "engine";
 
 Config config_of(const ConfigFile& file, int64_t devices) {
   WEFT_CHECK(file.dialect == "deepspeed", "engine: {}: expected DeepSpeed's JSON, got {}'s",
@@ -24,6 +27,7 @@ Config config_of(const ConfigFile& file, int64_t devices) {
   Config config = deepspeed_config(file);
   config.devices = devices;
   if (!file.settings.contains("strategy") && devices > 1) config.strategy.name = "ddp";
+  apply_communication_dtype(file, config);
   apply(file.batch, file.path, config);
   return config;
 }
@@ -112,8 +116,8 @@ int64_t Engine::train_batch_size() const {
 
 std::vector<double> Engine::get_lr() const {
   std::vector<double> rates;
-  for (const optim::ParameterGroup& group : optimizer_->groups()) {
-    rates.push_back(optimizer_->lr() * group.lr_scale);
+  for (const optim::ParameterGroup& group : std::as_const(*optimizer_).groups()) {
+    rates.push_back(group["lr"]);
   }
   return rates;
 }
@@ -123,9 +127,9 @@ std::vector<double> Engine::get_lr() const {
 std::vector<NamedState> Engine::states(nlohmann::json& engine, nlohmann::json& client,
                                        NamedTensors& fp8) {
   std::vector<NamedState> all = {
-      {"module", &model_},       {"optimizer", optimizer_},      {"engine", &engine},
-      {"client_state", &client}, {"scaler", &fabric_->scaler()}, {"fp8", &fp8}};
-  if (scheduler_) all.emplace_back("schedule", &*scheduler_);
+      {"module", &model_},       {kOptimizer, optimizer_},      {kCounts, &engine},
+      {"client_state", &client}, {kScaler, &fabric_->scaler()}, {"fp8", &fp8}};
+  if (scheduler_) all.emplace_back(kSchedule, &*scheduler_);
   return all;
 }
 
@@ -164,7 +168,8 @@ void Engine::save_checkpoint(const std::string& directory, EngineCheckpoint chec
 }
 
 std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& directory,
-                                                        std::string tag) {
+                                                        std::string tag,
+                                                        const EngineLoadOptions& options) {
   if (tag.empty()) {
     const io::Path latest = io::Path(directory) / kLatest;
     if (!std::filesystem::exists(latest)) return std::nullopt;
@@ -178,14 +183,25 @@ std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& direc
   if (!std::filesystem::exists(path)) path = (place / kState).string();
   nlohmann::json engine, client;
   NamedTensors fp8;
-  const std::vector<NamedState> wanted = states(engine, client, fp8);
+  std::vector<NamedState> wanted = states(engine, client, fp8);
+  std::erase_if(wanted, [&](const NamedState& state) {
+    const std::string& name = state.name;
+    if (name == kCounts) return options.module_only;
+    if (name == kSchedule) return options.module_only || !options.lr_scheduler_states;
+    if (name == kOptimizer || name == kScaler) {
+      return options.module_only || !options.optimizer_states;
+    }
+    return false;
+  });
   fabric_->load(path, wanted);
   fabric_->fp8().load_state_dict(fp8, model_.named_parameters());
   try {
-    io::read_field(engine, "micro_steps", micro_steps_);
-    io::read_field(engine, "global_steps", global_steps_);
-    io::read_field(engine, "skipped_steps", skipped_steps_);
-    io::read_field(engine, "global_samples", global_samples_);
+    if (!options.module_only) {
+      io::read_field(engine, "micro_steps", micro_steps_);
+      io::read_field(engine, "global_steps", global_steps_);
+      io::read_field(engine, "skipped_steps", skipped_steps_);
+      io::read_field(engine, "global_samples", global_samples_);
+    }
   } catch (const Error& error) {
     WEFT_FAIL("engine: {}: {}", path, error.what());
   }

@@ -50,6 +50,14 @@ struct LoadedCheckpoint {
   nlohmann::json client_state;
 };
 
+/// What load_checkpoint() takes of a checkpoint besides the model. What it does not take stays.
+struct EngineLoadOptions {
+  bool optimizer_states = true;  // with its learning rates, and the loss scale
+  /// False: a schedule goes on where it is, and sets the rates anew at its next step.
+  bool lr_scheduler_states = true;
+  bool module_only = false;  // neither of them, and no counts of steps
+};
+
 class Engine {
  public:
   /// Shards the model and its optimizer as the file says, and moves them to the device. The model
@@ -68,6 +76,8 @@ class Engine {
   nn::Module& module() { return model_; }
   Fabric& fabric() { return *fabric_; }
   optim::Optimizer& optimizer() { return *optimizer_; }
+  /// Of the file's schedule or the options', which step() steps; null without one.
+  optim::Scheduler* lr_scheduler() { return scheduler_ ? &*scheduler_ : nullptr; }
   void train(bool mode = true) { model_.train(mode); }
   void eval() { train(false); }
 
@@ -107,7 +117,8 @@ class Engine {
   /// the latest. Drops what has begun of a step. Nothing where the directory has no `latest`.
   /// Throws Error naming a checkpoint that is missing, damaged or of another model.
   std::optional<LoadedCheckpoint> load_checkpoint(const std::string& directory,
-                                                  std::string tag = {});
+                                                  std::string tag = {},
+                                                  const EngineLoadOptions& options = {});
 
  private:
   std::vector<NamedState> states(nlohmann::json& engine, nlohmann::json& client, NamedTensors& fp8);

@@ -153,6 +153,25 @@ TEST_CASE("every stage of ZeRO on two ranks takes the steps of one") {
   }
 }
 
+TEST_CASE("gradients travel in the file's format, of copies and of shards, and not on one device") {
+  const Json bf16 = {{"communication_data_type", "bf16"}};
+  const auto model = make_model();
+  Engine alone(*model, config(1, bf16));
+  CHECK(alone.fabric().options().strategy.compress_dtype.empty());
+  CHECK(alone.fabric().options().strategy.reduce_dtype.empty());
+  dist::run_ranks(2, [&](dist::Communicator& c) {
+    for (const int stage : {0, 2}) {
+      Json all = config(2, bf16);
+      all["zero_optimization"] = {{"stage", stage}};
+      const auto mine = make_model();
+      Engine engine(*mine, all, {.world = {&c, [](dist::Communicator*) {}}});
+      const dist::StrategyOptions& strategy = engine.fabric().options().strategy;
+      CHECK(strategy.compress_dtype == (stage == 0 ? "bf16" : ""));
+      CHECK(strategy.reduce_dtype == (stage == 0 ? "" : "bf16"));
+    }
+  });
+}
+
 TEST_CASE("trap: forward passes beside a micro-batch's own leave the boundary's sums as they are") {
   const auto alone = make_model();
   Engine one(*alone, config(1));
@@ -264,6 +283,33 @@ TEST_CASE("an engine that goes on from its checkpoint ends with the same bits") 
   const auto [x, labels] = rows(4, 0, 4);
   continued.backward(ops::cross_entropy(continued(x), labels));
   CHECK_THROWS_WITH(continued.save_checkpoint(directory), Contains("in the middle of a step"));
+}
+
+TEST_CASE("a load takes those parts of a checkpoint that it is asked for") {
+  const auto saved = make_model();
+  Engine engine(*saved, config(1));
+  run(engine, 0, 2);
+  const std::string directory = fresh("parts");
+  engine.save_checkpoint(directory);
+  const auto check = [&](const EngineLoadOptions& options, bool optimizer, int64_t schedule,
+                         int64_t steps) {
+    const auto model = make_model();
+    Engine other(*model, config(1));
+    run(other, 0, 1);
+    const auto moment = [&] {
+      return other.optimizer().state_dict().tensors.at(0).second.to_vector();
+    };
+    const std::vector<double> before = moment();
+    REQUIRE(other.load_checkpoint(directory, {}, options));
+    CHECK(distance(weights_of(*saved), weights_of(*model)) == 0);
+    CHECK(other.global_steps() == steps);
+    CHECK(other.lr_scheduler()->step_count() == schedule);
+    CHECK((distance(moment(), before) > 0) == optimizer);
+  };
+  check({}, true, 2, 2);
+  check({.optimizer_states = false}, false, 2, 2);
+  check({.lr_scheduler_states = false}, true, 1, 2);
+  check({.module_only = true}, false, 1, 1);
 }
 
 TEST_CASE("a boundary set by hand says where an engine's step ends, to its checkpoints, too") {

@@ -797,4 +797,17 @@ TEST_CASE("a checkpoint with a key left out, or a value of another type") {
     });
   }
   CHECK(errors > 100);
+  // Of an epoch of 4 batches.
+  for (const auto& [key, value] :
+       {std::pair("epoch", -1), {"batch", -1}, {"batch", 5}, {"global_step", -1}}) {
+    io::Metadata metadata = saved.metadata;
+    nlohmann::json all = whole;
+    all["trainer"]["value"][key] = value;
+    metadata["weft.state"] = all.dump();
+    io::write_safetensors(path, saved.tensors, metadata);
+    Trainer trainer(quiet({.max_epochs = 3, .callbacks = {early()}}));
+    Noisy model;
+    CHECK_THROWS_WITH(trainer.fit(model, data, data, path),
+                      Contains(path) && Contains(key) && Contains(std::to_string(value)));
+  }
 }

@@ -19,7 +19,7 @@ CapturedPasses::~CapturedPasses() {
 }
 
 void CapturedPasses::capture(const std::vector<Batch>& batches,
-                             const std::function<void(const std::vector<Batch>&)>& passes) {
+                             const std::function<Tensors(const std::vector<Batch>&)>& passes) {
   for (const Batch& batch : batches) {
     Batch& input = inputs_.emplace_back();
     for (const Tensor& x : batch) {
@@ -31,7 +31,8 @@ void CapturedPasses::capture(const std::vector<Batch>& batches,
   for (const Tensor& parameter : parameters_) {
     seen_.push_back({parameter.raw(), parameter.requires_grad(), narrow_copy(parameter)});
   }
-  graph_.capture([&] { passes(inputs_); });
+  modes_.emplace(model_);
+  graph_.capture([&] { losses_ = passes(inputs_); });
   peak_bytes_ = allocator(device_).stats().peak_live;
   for (const Tensor& parameter : parameters_) gradients_.push_back(parameter.grad());
 }
@@ -44,7 +45,9 @@ bool CapturedPasses::fits(const std::vector<Batch>& batches) const {
     return parameter.raw() == seen.memory && parameter.requires_grad() == seen.requires_grad &&
            (!seen.narrow.defined() || narrow_copy(parameter).is_same(seen.narrow));
   };
-  if (!std::ranges::equal(parameters_, seen_, is_as_seen)) return false;
+  if (!std::ranges::equal(parameters_, seen_, is_as_seen) || nn::Modes(model_) != modes_) {
+    return false;
+  }
   return std::ranges::equal(batches, inputs_, [&](const Batch& batch, const Batch& input) {
     return std::ranges::equal(batch, input, is_alike);
   });

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/graph.h"
+#include "nn/modes.h"
 #include "train/trainer/training_module.h"
 
 namespace weft::train {
@@ -25,25 +27,26 @@ class CapturedPasses {
     LogOptions options;
   };
 
-  /// `parameters`: those whose gradients the passes leave.
-  CapturedPasses(Device device, Tensors parameters)
-      : device_(device), parameters_(std::move(parameters)), graph_(device) {}
+  /// `model`: that of whose parameters the passes leave gradients.
+  CapturedPasses(Device device, nn::Module& model)
+      : device_(device), model_(model), parameters_(model.parameters()), graph_(device) {}
   /// Takes the gradients along: they are the graph's memory.
   ~CapturedPasses();
 
-  /// Records what `passes` submits for batches of these shapes, and runs nothing. Throws what it
-  /// throws, and Error where it waits for the device or brings something there.
+  /// Records what `passes`, which returns its batches' losses, submits for batches of these shapes,
+  /// and runs nothing. Throws what it throws, and Error where it waits for the device or brings
+  /// something there.
   void capture(const std::vector<Batch>& batches,
-               const std::function<void(const std::vector<Batch>&)>& passes);
+               const std::function<Tensors(const std::vector<Batch>&)>& passes);
   /// Whether a launch on these batches is what the passes would do: their shapes are those of the
-  /// capture, and the parameters and their narrow copies (autograd/narrow_copies.h) lie where they
-  /// did, and require gradients or not, as then. Copies are brought up to date.
+  /// capture, the same modules train, and the parameters and their narrow copies
+  /// (autograd/narrow_copies.h) lie where they did, and require gradients or not, as then. Copies
+  /// are brought up to date.
   bool fits(const std::vector<Batch>& batches) const;
   /// The passes on other batches, on the device. The parameters' gradients are new ones then.
   void launch(const std::vector<Batch>& batches);
 
   /// For the passes, while they are captured.
-  void add_loss(const Tensor& loss) { losses_.push_back(loss); }
   void log(const std::string& name, const Tensor& value, const LogOptions& options);
   const Tensors& losses() const { return losses_; }
   const std::vector<Logged>& logged() const { return logged_; }
@@ -59,11 +62,13 @@ class CapturedPasses {
   };
 
   const Device device_;
+  nn::Module& model_;
   const Tensors parameters_;
   DeviceGraph graph_;  // goes after what it writes to
   std::vector<Batch> inputs_;
   std::vector<Seen> seen_;
-  Tensors gradients_;  // of each parameter, some undefined
+  std::optional<nn::Modes> modes_;  // as the capture saw them
+  Tensors gradients_;               // of each parameter, some undefined
   Tensors losses_;
   std::vector<Logged> logged_;
   size_t peak_bytes_ = 0;

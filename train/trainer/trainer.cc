@@ -53,7 +53,13 @@ Trainer::Trainer(TrainerOptions options) : options_(std::move(options)), fabric_
   options_.limit_test_batches.check("limit_test_batches");
   options_.limit_predict_batches.check("limit_predict_batches");
   options_.val_check_interval.check("val_check_interval");
-  check_positive("check_val_every_n_epoch", options_.check_val_every_n_epoch);
+  if (options_.check_val_every_n_epoch) {
+    check_positive("check_val_every_n_epoch", *options_.check_val_every_n_epoch);
+  }
+  WEFT_CHECK(options_.check_val_every_n_epoch || options_.val_check_interval.count,
+             "val_check_interval: expected a count of batches where check_val_every_n_epoch is "
+             "None, got the fraction {}",
+             options_.val_check_interval.fraction);
   check_positive("accumulate_grad_batches", options_.accumulate_grad_batches);
   check_positive("log_every_n_steps", options_.log_every_n_steps);
   WEFT_CHECK(options_.num_sanity_val_steps >= -1,
@@ -155,10 +161,6 @@ void Trainer::set_up(TrainingModule& module, const nn::ModelStructure& structure
   fabric_.setup_optimizers(optimizers);
 }
 
-void Trainer::set_training(TrainingModule& module, bool trains) {
-  for (const auto& [name, model] : module.models()) model->train(trains);
-}
-
 /// Of all models, those of several with their model's name before.
 NamedTensors Trainer::parameters() const {
   const NamedModels models = module_->models();
@@ -204,8 +206,10 @@ void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& trai
     validation_batches_ =
         options_.limit_val_batches.of(validation_->per_epoch(), "limit_val_batches");
     const Limit& interval = options_.val_check_interval;
-    validation_interval_ = interval.of(train_batches_, "val_check_interval");
-    WEFT_CHECK(!interval.count || *interval.count <= train_batches_,
+    const bool spans_epochs = !options_.check_val_every_n_epoch;
+    validation_interval_ =
+        spans_epochs ? *interval.count : interval.of(train_batches_, "val_check_interval");
+    WEFT_CHECK(spans_epochs || !interval.count || *interval.count <= train_batches_,
                "val_check_interval: {} batches, but an epoch has {}; see check_val_every_n_epoch",
                *interval.count, train_batches_);
   }
@@ -230,6 +234,14 @@ void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& trai
   for (size_t i = 0; i < parts_.size(); ++i) {
     const optim::Schedule& schedule = optimization.parts[i].schedule;
     if (schedule) parts_[i].scheduler.emplace(*parts_[i].optimizer, schedule);
+  }
+  int64_t evaluating = 0;
+  for (const auto& [name, model] : module_->models()) {
+    for (const auto& [at, part] : model->named_modules()) evaluating += !part->is_training();
+  }
+  if (evaluating > 0) {
+    say(fmt::format("{} module{} evaluation mode, and will stay so: train() changes that",
+                    evaluating, evaluating == 1 ? " is in" : "s are in"));
   }
   if (!fabric_.is_main()) return;
   loggers_ = options_.loggers;
@@ -288,7 +300,6 @@ void Trainer::say(const std::string& line) const {
 /// What is left of an epoch, or of what the fit takes of it.
 void Trainer::run_epoch() {
   train_->seek({epoch_, batch_});
-  set_training(*module_, true);
   samples_ = 0;
   if (batch_ == 0) {
     module_->on_train_epoch_start();
@@ -312,9 +323,12 @@ void Trainer::run_epoch() {
         progress.update(batch_, samples_ * fabric_.data_size(),
                         looks && loss_.defined() ? loss_.item() : NAN);
       }
-      is_validation_due_ = validation_ &&
-                           batch_ / validation_interval_ > before / validation_interval_ &&
-                           (epoch_ + 1) % options_.check_val_every_n_epoch == 0;
+      const std::optional<int64_t>& every = options_.check_val_every_n_epoch;
+      const int64_t first = every ? 0 : epoch_ * train_batches_;  // of those the interval counts
+      is_validation_due_ =
+          validation_ &&
+          (first + batch_) / validation_interval_ > (first + before) / validation_interval_ &&
+          (!every || (epoch_ + 1) % *every == 0);
       if (batch_ == train_batches_) {
         progress.finish();
         publish_epoch();

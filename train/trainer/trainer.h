@@ -68,7 +68,8 @@ struct TrainerOptions {
   /// Training batches, of an epoch, from validation to validation; with accumulation the step at
   /// hand is finished first.
   Limit val_check_interval = 1.0;
-  int64_t check_val_every_n_epoch = 1;
+  /// None: val_check_interval, a count then, goes on from epoch to epoch.
+  std::optional<int64_t> check_val_every_n_epoch = 1;
   /// Validation batches that are tried before anything is trained; what they log is forgotten.
   /// -1: all.
   int64_t num_sanity_val_steps = 2;
@@ -260,7 +261,6 @@ class Trainer {
   }
   void set_up(TrainingModule& module, const nn::ModelStructure& structure,
               const std::vector<optim::Optimizer*>& optimizers = {});
-  static void set_training(TrainingModule& module, bool trains);
   void check_steps_by_hand() const;
   NamedTensors parameters() const;
   void begin(const nn::ModelStructure& structure, const BatchSource& train,
@@ -278,7 +278,7 @@ class Trainer {
   void train_captured();
   void capture(const std::vector<Batch>& batches, int64_t first);
   std::string why_not_captured() const;
-  void run_passes(const std::vector<Batch>& batches, int64_t first);
+  Tensors run_passes(const std::vector<Batch>& batches, int64_t first);
   Tensor led(TrainingModule& module, const std::function<Tensor()>& step);
   std::function<void()> pass_of(const Batch& batch, int64_t index);
   dist::MicroBatch micro_batch(const Batch& batch, double share);
@@ -306,6 +306,7 @@ class Trainer {
   void log_value(const std::string& name, const Tensor& value, const LogOptions& options);
   void publish(const NamedValues& values, const NamedValues& besides = {});
   void load_checkpoint(const std::string& path);
+  void set_position(int64_t epoch, int64_t batch, int64_t global_step);
   void load_history(const nlohmann::json& history);
   struct Saved;
   std::vector<NamedState> states(Saved& saved);

@@ -1,9 +1,11 @@
 // What a Trainer does with a module besides training it: validate, test, predict.
 #include <algorithm>
+#include <deque>
 
 #include "autograd/random.h"
 #include "autograd/tape.h"
 #include "core/scoped_value.h"
+#include "nn/modes.h"
 #include "train/stop_signals.h"
 #include "train/trainer/trainer.h"
 
@@ -26,13 +28,27 @@ const Trainer::Measurement Trainer::Measurement::kTest = {
     &TrainingModule::on_test_epoch_start, &TrainingModule::test_step,
     &TrainingModule::on_test_epoch_end, &Callback::on_test_batch_end};
 
+namespace {
+
+/// While it lives a module's models evaluate.
+class Evaluation {
+ public:
+  explicit Evaluation(TrainingModule& module) {
+    for (const auto& [name, model] : module.models()) models_.emplace_back(*model);
+  }
+
+ private:
+  std::deque<nn::EvalScope> models_;
+};
+
+}  // namespace
+
 /// Nothing where it `ends_early` and a signal has come.
 std::optional<NamedValues> Trainer::measure(const Measurement& how, TrainingModule& module,
                                             RankBatches& batches, int64_t count, bool ends_early) {
   const NoGrad guard;
   const ScopedValue phase(phase_, Phase::kMeasuring);
   measured_means_.clear();
-  set_training(module, false);
   batches.seek({0, 0});
   (module.*how.start)();
   for (int64_t i = 0; i < count; ++i) {
@@ -55,6 +71,7 @@ void Trainer::check_sanity() {
   if (!validation_ || options_.num_sanity_val_steps == 0) return;
   const Generator before = generator();
   call(&Callback::on_sanity_check_start, *this, *module_);
+  const Evaluation evaluation(*module_);
   const int64_t asked = options_.num_sanity_val_steps;
   measure(Measurement::kValidation, *module_, *validation_,
           asked < 0 ? validation_batches_ : std::min(asked, validation_batches_), false);
@@ -64,6 +81,7 @@ void Trainer::check_sanity() {
 
 void Trainer::check_validation() {
   call(&Callback::on_validation_start, *this, *module_);
+  const Evaluation evaluation(*module_);
   const std::optional<NamedValues> means =
       measure(Measurement::kValidation, *module_, *validation_, validation_batches_,
               heeds_signals_ && fabric_.size() == 1);
@@ -75,7 +93,6 @@ void Trainer::check_validation() {
     for (const auto& [name, value] : *means) validated_->push_back(name);
   }
   call(&Callback::on_validation_end, *this, *module_);
-  set_training(*module_, true);
 }
 
 // Outside of one.
@@ -90,10 +107,8 @@ auto Trainer::with_module(TrainingModule& module, const nn::ModelStructure& stru
   set_up(module, structure);
   if (!checkpoint.empty()) fabric_.load(checkpoint, model_states(module));
   const std::unique_ptr<RankBatches> batches = source.share(fabric_);
-  const bool was_training = module.models().front().second->is_training();
-  auto result = measure(*batches, limit.of(batches->per_epoch(), option));
-  set_training(module, was_training);
-  return result;
+  const Evaluation evaluation(module);
+  return measure(*batches, limit.of(batches->per_epoch(), option));
 }
 
 NamedValues Trainer::validate_module(TrainingModule& module, const nn::ModelStructure& structure,
@@ -125,7 +140,6 @@ Tensors Trainer::predict_module(TrainingModule& module, const nn::ModelStructure
       module, structure, source, checkpoint, options_.limit_predict_batches,
       "limit_predict_batches", [&](RankBatches& batches, int64_t count) {
         const NoGrad guard;
-        set_training(module, false);
         batches.seek({0, 0});
         Tensors outputs;
         for (int64_t i = 0; i < count; ++i) {

@@ -78,6 +78,16 @@ nlohmann::json Trainer::state_dict() {
   return state;
 }
 
+void Trainer::set_position(int64_t epoch, int64_t batch, int64_t global_step) {
+  WEFT_CHECK(epoch >= 0, "\"epoch\": expected 0 or more, got {}", epoch);
+  WEFT_CHECK(batch >= 0 && batch <= train_batches_,
+             "\"batch\": expected one of the {} of an epoch, got {}", train_batches_, batch);
+  WEFT_CHECK(global_step >= 0, "\"global_step\": expected 0 or more, got {}", global_step);
+  epoch_ = epoch;
+  batch_ = batch;
+  global_step_ = global_step;
+}
+
 void Trainer::load_history(const nlohmann::json& history) {
   // Before it was kept a validation was never cut short.
   is_validation_due_ = validation_ && history.contains(kIsDue) && io::field<bool>(history, kIsDue);
@@ -111,9 +121,7 @@ void Trainer::load_state_dict(const nlohmann::json& state) {
              "it was saved after batch {} of {} of an epoch, on {} ranks; here an epoch has {} "
              "batches, on {}",
              batch, batches, ranks, train_batches_, fabric_.size());
-  io::read_field(state, "epoch", epoch_);
-  batch_ = batch;
-  io::read_field(state, "global_step", global_step_);
+  set_position(io::field<int64_t>(state, "epoch"), batch, io::field<int64_t>(state, "global_step"));
   load_history(state);
   if (ranks == fabric_.size()) {
     const auto& [seed, stream, offset] = generators[fabric_.rank()];
@@ -128,9 +136,7 @@ void Trainer::load_state_dict(const nlohmann::json& state) {
 
 void Trainer::seek(data::LoaderPosition place, int64_t global_step, const nlohmann::json& history) {
   if (!history.is_null()) load_history(history);
-  epoch_ = place.epoch;
-  batch_ = place.batch;
-  global_step_ = global_step;
+  set_position(place.epoch, place.batch, global_step);
   is_validation_due_ = validation_ && (is_validation_due_ || batch_ == train_batches_);
 }
 

@@ -178,35 +178,36 @@ std::string Trainer::why_not_captured() const {
   return {};
 }
 
-/// The passes of a step whose batches are there, for a process alone.
-void Trainer::run_passes(const std::vector<Batch>& batches, int64_t first) {
+/// The passes of a step whose batches are there, for a process alone; returns their losses.
+Tensors Trainer::run_passes(const std::vector<Batch>& batches, int64_t first) {
   const auto count = static_cast<int64_t>(batches.size());
-  const auto ended = [&] {
-    if (recording_) recording_->add_loss(loss_);
-  };
+  Tensors losses;
   if (options_.micro_batches) {
     fabric_.run({.count = count, .at = [&](int64_t i) {
-                   if (i > 0) ended();
+                   if (i > 0) losses.push_back(loss_);
                    return micro_batch(batches[i], module_->share(batches[i], count));
                  }});
-    return ended();
+    losses.push_back(loss_);
+    return losses;
   }
   for (int64_t i = 0; i < count; ++i) {
+    weight_ = weight_of(batches[i]);
     const std::function<void()> pass = pass_of(batches[i], first + i);
     pass();
     note_pass(pass);
-    ended();
+    losses.push_back(loss_);
   }
+  return losses;
 }
 
 /// Where that cannot be, steps go on as they were.
 void Trainer::capture(const std::vector<Batch>& batches, int64_t first) {
   const Generator before = generator();
-  captured_ = std::make_unique<CapturedPasses>(fabric_.device(), module_->model().parameters());
+  captured_ = std::make_unique<CapturedPasses>(fabric_.device(), module_->model());
   try {
     const ScopedValue recording(recording_, captured_.get());
     captured_->capture(batches,
-                       [&](const std::vector<Batch>& copies) { run_passes(copies, first); });
+                       [&](const std::vector<Batch>& copies) { return run_passes(copies, first); });
   } catch (const Error& error) {
     WEFT_CHECK(options_.capture != Capture::kOn, "capture: step {} cannot be captured: {}",
                global_step_ + 1, error.what());
@@ -222,14 +223,13 @@ void Trainer::capture(const std::vector<Batch>& batches, int64_t first) {
 void Trainer::train_captured() {
   const int64_t first = batch_;
   std::vector<Batch> batches, there;
-  std::vector<double> weights;
   do {
     batches.push_back(begin_batch());
-    weights.push_back(weight_);
     Batch& batch = there.emplace_back();
     for (const Tensor& x : batches.back()) batch.push_back(ops::to(x, fabric_.device()));
     ++batch_;
   } while (!has_stepped_);
+  Tensors losses;
   {
     const ScopedValue phase(phase_, Phase::kTraining);
     optimizer().zero_grad();
@@ -239,21 +239,22 @@ void Trainer::train_captured() {
       fabric_.scaler().bring();
       captured_->launch(there);
       for (const CapturedPasses::Logged& logged : captured_->logged()) {
-        weight_ = weights[logged.pass];
+        weight_ = weight_of(there[logged.pass]);
         log_value(logged.name, logged.value, logged.options);
       }
+      losses = captured_->losses();
       for (size_t i = 0; i < there.size(); ++i) {
-        loss_ = captured_->losses()[i];
+        loss_ = losses[i];
         note_pass([this, batch = there[i], first] { run_passes({batch}, first); });
       }
     } else {
-      run_passes(there, first);
+      losses = run_passes(there, first);
     }
   }
   take_step();
   for (size_t i = 0; i < batches.size(); ++i) {
     has_stepped_ = i + 1 == batches.size();
-    if (was_captured_) loss_ = captured_->losses()[i];
+    loss_ = losses[i];
     call(&Callback::on_train_batch_end, *this, *module_, loss_, batches[i],
          first + static_cast<int64_t>(i));
   }

@@ -236,6 +236,13 @@ TEST_CASE("hooks come in their order, and limits are counts or fractions") {
                   .check_val_every_n_epoch = 2,
                   .num_sanity_val_steps = -1}) ==
         "fit(sanity() train(epoch(b0* )epoch save epoch(b0* val() )epoch save )train )fit");
+  CHECK(
+      hooks_of({.max_epochs = 2,
+                .limit_train_batches = 2,
+                .val_check_interval = 3,
+                .check_val_every_n_epoch = {},
+                .num_sanity_val_steps = 0}) ==
+      "fit(train(epoch(b0* save b1* )epoch save epoch(b0* val() save b1* )epoch save )train )fit");
   // Steps of two batches, the epoch's last of one.
   CHECK(hooks_of({.max_steps = 4,
                   .val_check_interval = 0.2,
@@ -243,6 +250,34 @@ TEST_CASE("hooks come in their order, and limits are counts or fractions") {
                   .accumulate_grad_batches = 2}) ==
         "fit(train(epoch(b0 b1* val() save b2 b3* val() save b4* val() )epoch save "
         "epoch(b0 b1* val() save )train )fit");
+}
+
+TEST_CASE("layers that are frozen alone stay so through a fit and its validations") {
+  struct Frozen : Regression {
+    Frozen() : dropout(add<nn::Dropout>("dropout", 0.5)) {}
+    Tensor training_step(const Batch& batch, int64_t index) override {
+      modes += is_training() ? 't' : 'e';
+      modes += dropout.is_training() ? 't' : 'e';
+      return Regression::training_step(batch, index);
+    }
+    void validation_step(const Batch& batch, int64_t index) override {
+      modes += is_training() || dropout.is_training() ? '!' : '.';
+      Regression::validation_step(batch, index);
+    }
+    void on_train_epoch_start() override {
+      if (trainer().epoch() == 1) dropout.train();
+    }
+    nn::Dropout& dropout;
+    std::string modes;
+  };
+  Frozen model;
+  model.dropout.eval();
+  Trainer trainer(quiet({.max_epochs = 2, .val_check_interval = 1}));
+  data::TensorLoader train(line(4), {.batch_size = 2}), validation(line(2), {.batch_size = 2});
+  trainer.fit(model, train, validation);
+  CHECK(model.modes == ".te.te.tt.tt.");
+  trainer.validate(model, validation);
+  CHECK((model.is_training() && model.dropout.is_training()));
 }
 
 TEST_CASE("batches that add up are one larger batch, and a clipped step is as long as it may be") {
@@ -683,6 +718,7 @@ TEST_CASE("what cannot work is said by name") {
   refused({.max_epochs = 1, .limit_val_batches = -0.5}, "got -0.5");
   refused({.max_epochs = 1, .val_check_interval = NAN}, "val_check_interval");
   refused({.max_epochs = 1, .check_val_every_n_epoch = 0}, "check_val_every_n_epoch");
+  refused({.max_epochs = 1, .check_val_every_n_epoch = {}}, "val_check_interval");
   refused({.max_epochs = 1, .num_sanity_val_steps = -2}, "num_sanity_val_steps");
   refused({.max_epochs = 1, .accumulate_grad_batches = 0}, "accumulate_grad_batches");
   refused({.max_epochs = 1, .gradient_clip_val = -1}, "gradient_clip_val");

@@ -95,6 +95,7 @@ void EmaWeightAveraging::on_train_batch_end(Trainer& trainer, TrainingModule&, c
                                             const Batch&, int64_t) {
   const int64_t since = trainer.global_step() - options_.update_starting_at_step;
   if (!trainer.has_stepped() || since < 0 || since % options_.update_every_n_steps != 0) return;
+  trainer.fabric().strategy().keep_changes();
   if (!has_begun_) {
     averages_ = wide_copies_of(weights_);
     has_begun_ = true;
@@ -124,6 +125,7 @@ void EmaWeightAveraging::set_weights(Trainer& trainer, const Tensors& values) {
 void EmaWeightAveraging::put_in_place(Trainer& trainer) {
   if (!has_begun_ || is_in_place_) return;
   is_in_place_ = true;
+  trainer.fabric().strategy().keep_changes();
   aside_ = copies_of(weights_);
   set_weights(trainer, averages_);
 }

@@ -1,5 +1,11 @@
 """Layers, losses and modules of one's own. Names, parameters and defaults are PyTorch's."""
 
+import copy
+import functools
+import inspect
+import types
+import weakref
+
 from weft import _weft
 from weft._weft import Tensor
 from weft._weft.nn import *  # noqa: F401, F403
@@ -19,6 +25,42 @@ class Parameter(metaclass=_IsParameter):
 
     def __new__(cls, data, requires_grad=True):
         return data.detach().requires_grad_(requires_grad)
+
+
+class _Forward:
+    """forward() of a model that was set up: an Error where no call of the model leads to it.
+
+    It lies in the model's __dict__, before the class's own: other modules pay nothing. It does not keep the model."""
+
+    def __init__(self, model, own):
+        functools.update_wrapper(self, own or type(model).forward)
+        self._model, self._own = weakref.ref(model), own
+
+    def _unwatched(self):
+        model = self._model()
+        if model is None:
+            raise _weft.Error(f"{self.__qualname__}(): expected to be called while its model is there, which is gone")
+        return self._own or types.MethodType(type(model).forward, model)
+
+    @property
+    def __signature__(self):
+        return inspect.signature(self._unwatched())
+
+    def __call__(self, *arguments, **options):
+        forward = self._unwatched()
+        self._model()._check_call()
+        return forward(*arguments, **options)
+
+    def __deepcopy__(self, memo):
+        return _Forward(copy.deepcopy(self._model(), memo), self._own)
+
+
+def _watch_forward(model):
+    """Of a class written in Python: C++'s own look for themselves."""
+    own = vars(model).get("forward")
+    is_pythons = own is not None or isinstance(model.forward, types.MethodType)
+    if is_pythons and not isinstance(own, _Forward) and hasattr(type(model), "__weakref__"):
+        vars(model)["forward"] = _Forward(model, own)
 
 
 class _Loss(Module):
