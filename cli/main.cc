@@ -2,16 +2,17 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <string>
 #include <string_view>
 
 #include "cli/command.h"
+#include "core/signal_stack.h"
 #include "core/version.h"
 #include "io/files.h"
 #include "kernels/instruction_set.h"
@@ -72,9 +73,13 @@ void report_bus_error(int) {
 int main(int argc, char** argv) {
   weft::cli::open_standard_descriptors();
   // A file that grows beyond the process's limit is then an error of write(), as on a full disk.
-  std::signal(SIGXFSZ, SIG_IGN);
-  std::signal(SIGBUS, weft::cli::report_bus_error);
+  ::signal(SIGXFSZ, SIG_IGN);
   try {
+    weft::ensure_signal_stack();
+    struct sigaction action = {};
+    action.sa_handler = weft::cli::report_bus_error;
+    action.sa_flags = SA_ONSTACK;
+    ::sigaction(SIGBUS, &action, nullptr);
     weft::kernels::apply_instruction_set_of_environment();
     weft::io::apply_file_fault_of_environment();
     const int code = weft::cli::run(argc, argv);

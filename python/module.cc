@@ -1,5 +1,6 @@
 // The extension module weft._weft. The package weft around it (python/weft) adds what has to be
 // written in Python.
+#include "core/signal_stack.h"
 #include "core/version.h"
 #include "python/bindings.h"
 #include "python/casters.h"
@@ -8,6 +9,8 @@ NB_MODULE(_weft, m) {
   using namespace weft;
   using namespace weft::python;
   nb::set_leak_warnings(false);  // hooks and modules in reference cycles live as long as Python
+
+  ensure_signal_stack();  // Python's own handlers take it
 
   m.attr("__version__") = WEFT_VERSION;
   nb::exception<Error>(m, "Error", PyExc_RuntimeError);

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "core/parallel.h"
+#include "core/signal_stack.h"
 
 namespace weft::dist {
 namespace {
@@ -42,7 +43,8 @@ void handle_termination() {
     is_terminated = 1;
     ::alarm(3);
   };
-  action.sa_flags = SA_RESTART;
+  ensure_signal_stack();
+  action.sa_flags = SA_ONSTACK | SA_RESTART;
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
