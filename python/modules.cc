@@ -183,8 +183,8 @@ void bind_structure(nb::module_& m) {
           },
           "columns"_a, "rows"_a, "heads"_a = 0, "kv_heads"_a = nb::none(), nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>())
-      .def_ro("columns", &nn::ParallelLinears::columns, nb::rv_policy::reference)
-      .def_ro("rows", &nn::ParallelLinears::rows, nb::rv_policy::reference)
+      .def_ro("columns", &nn::ParallelLinears::columns, nb::rv_policy::reference_internal)
+      .def_ro("rows", &nn::ParallelLinears::rows, nb::rv_policy::reference_internal)
       .def_ro("heads", &nn::ParallelLinears::heads)
       .def_ro("kv_heads", &nn::ParallelLinears::kv_heads);
   nb::class_<nn::TokenRegion>(
@@ -201,9 +201,9 @@ void bind_structure(nb::module_& m) {
           },
           "begin"_a, "end"_a, "between"_a, "count"_a = 0, nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
-      .def_ro("begin", &nn::TokenRegion::begin, nb::rv_policy::reference)
-      .def_ro("end", &nn::TokenRegion::end, nb::rv_policy::reference)
-      .def_ro("between", &nn::TokenRegion::between, nb::rv_policy::reference)
+      .def_ro("begin", &nn::TokenRegion::begin, nb::rv_policy::reference_internal)
+      .def_ro("end", &nn::TokenRegion::end, nb::rv_policy::reference_internal)
+      .def_ro("between", &nn::TokenRegion::between, nb::rv_policy::reference_internal)
       .def_ro("count", &nn::TokenRegion::count);
   nb::class_<ModelStructure>(
       m, "ModelStructure",
@@ -255,7 +255,7 @@ void bind_structure(nb::module_& m) {
           },
           [](ModelStructure& self, nb::handle units) { self.units = units_of(units); },
           nb::for_setter(nb::arg("units").none()))
-      .def_rw("mlps", &ModelStructure::mlps, nb::rv_policy::reference,
+      .def_rw("mlps", &ModelStructure::mlps, nb::rv_policy::reference_internal,
               nb::for_setter(nb::keep_alive<1, 2>()))
       .def_rw("linears", &ModelStructure::linears, nb::for_setter(nb::keep_alive<1, 2>()))
       .def_prop_rw(
@@ -267,11 +267,12 @@ void bind_structure(nb::module_& m) {
           [](ModelStructure& self, const std::optional<nn::TokenRegion>& tokens) {
             self.tokens = tokens.value_or(nn::TokenRegion());
           },
-          nb::for_setter(nb::arg("tokens").none()), nb::for_setter(nb::keep_alive<1, 2>()))
+          nb::for_getter(nb::keep_alive<0, 1>()), nb::for_setter(nb::arg("tokens").none()),
+          nb::for_setter(nb::keep_alive<1, 2>()))
       .def_prop_rw(
           "head", [](const ModelStructure& self) { return self.head; },
           [](ModelStructure& self, nn::Linear* head) { self.head = head; },
-          nb::rv_policy::reference, nb::for_setter(nb::arg("head").none()),
+          nb::rv_policy::reference_internal, nb::for_setter(nb::arg("head").none()),
           nb::for_setter(nb::keep_alive<1, 2>()))
       .def_rw("segments", &ModelStructure::segments)
       .def_prop_rw(

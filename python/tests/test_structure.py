@@ -622,6 +622,18 @@ class Structures(unittest.TestCase):
         self.assertEqual(s.head.weight.shape[0], 4)
         self.assertEqual(s.replica().state_dict().keys(), model.state_dict().keys())
 
+    def test_what_it_shows_keeps_the_model(self):
+        def make():
+            return weft.models.make("cct", image_size=32, classes=4).structure()
+
+        shown = [make().head, make().mlps[0][1], make().tokens.end]
+        for _ in range(3):
+            make()  # takes the memory of what is gone
+        for module in shown:
+            for name, tensor in module.state_dict().items():
+                self.assertLess(tensor.abs().max().item(), 10, name)
+        self.assertEqual(shown[0].weight.shape[0], 4)
+
     def test_a_sequential_adds_to_its_own(self):
         class Stack(nn.Sequential):
             def structure(self):
