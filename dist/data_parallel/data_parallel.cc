@@ -133,7 +133,6 @@ DataParallel::DataParallel(nn::Module& module,
 NamedTensors DataParallel::follow(Replica& replica, const NamedTensors& ours, bool is_first) const {
   const NoGrad guard;
   nn::Module& module = *replica.module;
-  nn::Modes(module_).restore(module);
   const NamedTensors all = module.named_parameters();
   const NamedTensors theirs = found_in(module_, ours, all);
   WEFT_CHECK(theirs.size() == all.size(),
@@ -202,12 +201,14 @@ Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator
              "DataParallel: {} parts and {} random streams for {} replicas", n, streams.size(),
              replicas());
   const NamedTensors ours = module_.named_parameters();
+  const nn::Modes modes(module_);
   const bool records = grad_enabled();
 
   auto parts = std::make_shared<std::vector<Part>>(n);
   for (int r = 0; r < n; ++r) {
     const NoGrad guard;
     const OnDeviceOf device(replicas_[r]->account, r == 0);
+    modes.restore(*replicas_[r]->module);
     (*parts)[r].parameters = follow(*replicas_[r], ours, r == 0);
     (*parts)[r].x = detach(to_device(inputs[r], replicas_[r]->device));
     if (records && inputs[r].requires_grad()) (*parts)[r].x.set_requires_grad(true);

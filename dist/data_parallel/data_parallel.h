@@ -57,7 +57,7 @@ class DataParallel {
 
   using Replicas = std::vector<std::shared_ptr<Replica>>;
 
-  /// Brings a replica's parameters, buffers, scales and modes up to date with the module's, whose
+  /// Brings a replica's parameters, buffers and scales up to date with the module's, whose
   /// parameters are `ours`, and returns its parameters in their order.
   NamedTensors follow(Replica& replica, const NamedTensors& ours, bool is_first) const;
   /// What the replicas of these parts have met in fp8 becomes known to the module's scales.
