@@ -72,13 +72,30 @@ headers = rule(
     attrs = {"deps": attr.label_list(providers = [CcInfo])},
 )
 
+def _sanitized(optimize):
+    """The level that a sanitizer's build has instead: none, which halves what compiling takes, but of kernels and
+    numerics, in which tests spend their time."""
+    return optimize if native.package_name().split("/")[0] in ["kernels", "numerics"] else "-O0"
+
 def _prelude(optimize):
-    return [here("//bazel:" + prelude_of(optimize))]
+    return select({
+        here("//bazel:sanitized"): [here("//bazel:" + prelude_of(_sanitized(optimize)))],
+        "//conditions:default": [here("//bazel:" + prelude_of(optimize))],
+    })
+
+def _optimize(optimize):
+    """The level of optimisation, and the header that is compiled for it."""
+    sanitized = _sanitized(optimize)
+    return select({
+        here("//bazel:sanitized"): include_prelude(sanitized, is_clang = True) + [sanitized],
+        here("//bazel:clang"): include_prelude(optimize, is_clang = True) + [optimize],
+        "//conditions:default": include_prelude(optimize) + [optimize],
+    })
 
 def weft_cc_library(name, optimize = OPTIMIZE, copts = [], deps = [], **kwargs):
     native.cc_library(
         name = name,
-        copts = COPTS + include_prelude(optimize) + [optimize] + copts,
+        copts = COPTS + _optimize(optimize) + copts,
         linkstatic = True,
         deps = deps + _prelude(optimize),
         **kwargs
@@ -87,7 +104,7 @@ def weft_cc_library(name, optimize = OPTIMIZE, copts = [], deps = [], **kwargs):
 def weft_cc_binary(name, copts = [], linkopts = [], deps = [], prelude = True, **kwargs):
     native.cc_binary(
         name = name,
-        copts = COPTS + (include_prelude("-O2") if prelude else []) + ["-O2"] + copts,
+        copts = COPTS + (_optimize("-O2") if prelude else ["-O2"]) + copts,
         deps = deps + _prelude("-O2"),
         linkopts = _LINKOPTS + linkopts,
         **kwargs
@@ -116,7 +133,7 @@ def weft_cc_test(name, srcs = None, deps = [], device = None, copts = [], linkop
             here("//tests:skip"),
         ],
         tags = tags + (["device"] if device != None else []),
-        copts = COPTS + include_prelude("-O1") + ["-O1"] + copts,
+        copts = COPTS + _optimize("-O1") + copts,
         linkopts = _LINKOPTS + linkopts,
         size = size,
         **kwargs

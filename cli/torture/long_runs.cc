@@ -1,50 +1,100 @@
 // Runs that go on for long, and runs that are repeated.
 #include <fmt/core.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <map>
 
 #include "cli/torture/small_run.h"
+#include "core/allocator.h"
+#include "core/tensor.h"
+#include "dist/comm/in_process.h"
 #include "kernels/instruction_set.h"
+#include "train/checkpoint.h"
 
 namespace weft::cli {
 
-void soak(Rack& rack, Tally& tally) {
-  // An hour of epochs; the rack's end stops it.
-  SmallRun small(rack, {}, 1);
-  std::vector<std::string> words = small.start(small.fresh_output());
-  *(std::ranges::find(words, "--epochs") + 1) = "100000";
-  Child child = small.run(words);
-  const char* const kFields[] = {"VmRSS", "Threads", "open files"};
-  std::map<std::string, int64_t> early, late;
-  const auto look = [&](std::map<std::string, int64_t>& seen) {
-    for (const char* field : {"VmRSS", "Threads"}) {
-      seen[field] = std::max(seen[field], process_status(child.pid(), field));
-    }
-    seen["open files"] = std::max(seen["open files"], open_files(child.pid()));
+namespace {
+
+/// The most that a process was seen to hold, by field: "VmRSS", "Threads" and so on.
+using Holdings = std::map<std::string, int64_t>;
+
+void look(pid_t pid, Holdings& most) {
+  const auto see = [&](const char* field, int64_t held) {
+    most[field] = std::max(most[field], held);
   };
-  // What the first third takes at most, the last third must not exceed: half a MB is noise of the
-  // allocator's.
-  const auto begin = std::chrono::steady_clock::now();
-  const double total =
-      rack.is_short ? 12 : std::max(12.0, std::chrono::duration<double>(rack.end - begin).count());
-  for (double seconds = 0; seconds < total && !child.has_ended(0.05);
-       seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()) {
-    if (seconds > total / 6 && seconds < total / 2) look(early);
-    if (seconds > total / 2) look(late);
+  for (const char* field : {"VmRSS", "Threads"}) see(field, process_status(pid, field));
+  see("open files", open_files(pid));
+  if (pid == ::getpid()) {
+    see("live bytes", static_cast<int64_t>(allocator(Device{}).stats().live));
   }
-  const bool is_alive = !child.has_ended(0);
-  for (const char* field : kFields) {
-    const int64_t slack = field == std::string("VmRSS") ? 512 << 10 : 0;
-    tally.count(
-        is_alive && late[field] <= early[field] + slack,
-        fmt::format("{} grew from {} to {} in {:.0f} s", field, early[field], late[field], total));
+}
+
+/// Calls `step` for so many seconds, or until it is false. What the process holds at most in the
+/// second third of the first half, it must not exceed in the second half.
+void watch(Tally& tally, const std::string& what, pid_t pid, double seconds,
+           const std::function<bool()>& step) {
+  using Clock = std::chrono::steady_clock;
+  Holdings early, late;
+  const auto begin = Clock::now();
+  bool goes_on = true;
+  for (double now = 0; goes_on && now < seconds;
+       now = std::chrono::duration<double>(Clock::now() - begin).count()) {
+    goes_on = step();
+    if (now > seconds / 6 && now < seconds / 2) look(pid, early);
+    if (now > seconds / 2 && goes_on) look(pid, late);
   }
-  child.signal(SIGTERM);
-  const ChildEnd end = child.wait(kRunSeconds);
-  tally.count(end.code == 130, "the soaked run did not stop: " + describe(end));
+  // Half a MB is noise of the allocator's, and joined threads may be counted for a moment.
+  const Holdings slack = {{"VmRSS", 512 << 10}, {"Threads", 2}};
+  for (const auto& [field, most] : late) {
+    const auto noise = slack.find(field);
+    tally.count(most <= early[field] + (noise == slack.end() ? 0 : noise->second),
+                fmt::format("{}: {} grew from {} to {} in {:.0f} s", what, field, early[field],
+                            most, seconds));
+  }
+  tally.count(goes_on, what + " ended before its time");
+}
+
+}  // namespace
+
+void soak(Rack& rack, Tally& tally) {
+  const std::chrono::duration<double> left = rack.end - std::chrono::steady_clock::now();
+  const double seconds = rack.is_short ? 12 : std::max(12.0, left.count() / 2);
+  {
+    // An hour of epochs; the end of its time stops it.
+    SmallRun small(rack, {}, 1);
+    std::vector<std::string> words = small.start(small.fresh_output());
+    *(std::ranges::find(words, "--epochs") + 1) = "100000";
+    Child child = small.run(words);
+    watch(tally, "a training", child.pid(), seconds, [&] { return !child.has_ended(0.05); });
+    child.signal(SIGTERM);
+    const ChildEnd end = child.wait(kRunSeconds);
+    tally.count(end.code == 130, "the soaked run did not stop: " + describe(end));
+  }
+  // The rest in this process, where each trial counts.
+  const io::Path saves = rack.scratch / "saves";
+  io::make_directories(saves);
+  train::Checkpoint checkpoint;
+  checkpoint.model.emplace_back("weight", Tensor::full({256, 256}, 1));
+  watch(tally, "saving and loading", ::getpid(), seconds / 2, [&] {
+    ++checkpoint.step;
+    const io::Path step = train::save_checkpoint(saves, checkpoint, 2);
+    tally.count(train::load_checkpoint(step).step == checkpoint.step, "another step was loaded");
+    return true;
+  });
+  watch(tally, "launching ranks", ::getpid(), seconds / 2, [&] {
+    double sum = 0;
+    dist::run_ranks(2, [&](dist::Communicator& world) {
+      const Tensor x = Tensor::full({}, world.rank() + 1);
+      world.all_reduce(x).wait();
+      if (world.rank() == 0) sum = x.item();
+    });
+    tally.count(sum == 3, fmt::format("ranks 0 and 1 brought 1 and 2, and have {}", sum));
+    return true;
+  });
 }
 
 namespace {

@@ -79,9 +79,10 @@ void fail_each_file_operation(Rack& rack, Tally& tally) {
 }
 
 void signal_at_random(Rack& rack, Tally& tally) {
-  SmallRun small(rack);
+  SmallRun runs[] = {SmallRun(rack), SmallRun(rack, sharded_on_two_ranks())};
   constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
-  for (int64_t i = 0; rack.goes_on(i, 3); ++i) {
+  for (int64_t i = 0; rack.goes_on(i, 4); ++i) {
+    SmallRun& small = runs[i % 2];
     const int signal = kSignals[i % 3];
     const io::Path output = small.fresh_output();
     Child child = small.run(small.start(output));

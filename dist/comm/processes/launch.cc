@@ -25,6 +25,7 @@
 #include "core/error.h"
 #include "dist/comm/processes/local_ranks.h"
 #include "dist/comm/processes/mpi.h"
+#include "dist/comm/processes/stopped_ranks.h"
 #include "io/quote.h"
 
 namespace weft::dist {
@@ -83,8 +84,8 @@ Ended run_local(const RanksHere& here, const std::vector<std::string>& words) {
   return {code, processes.lost()};
 }
 
-/// Runs a program to its end.
-int run(const std::vector<std::string>& words) {
+/// Runs an mpirun to its end.
+int run(const std::vector<std::string>& words, StoppedRanks stopped) {
   std::vector<char*> arguments;
   for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
@@ -100,10 +101,14 @@ int run(const std::vector<std::string>& words) {
   }
   be_running(pid);
   int status = 0;
-  while (::waitpid(pid, &status, 0) < 0) {
-    WEFT_CHECK(errno == EINTR, "launch: waiting for {}: {}", words[0], std::strerror(errno));
+  for (pid_t ended = 0; ended != pid; ended = ::waitpid(pid, &status, WNOHANG)) {
+    WEFT_CHECK(ended == 0 || errno == EINTR, "launch: waiting for {}: {}", words[0],
+               std::strerror(errno));
+    std::this_thread::sleep_for(StoppedRanks::kInterval);
+    stopped.look(pid);
   }
   running = 0;
+  if (status != 0) stopped.tell();
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
@@ -304,7 +309,8 @@ Ended start(const LaunchOptions& options, const std::vector<std::string>& progra
     words.insert(words.end(), options.as_rank.begin(), options.as_rank.end());
   }
   words.insert(words.end(), program.begin(), program.end());
-  int code = run(words);
+  const bool is_here = options.hostfile.empty() && options.extra.empty();
+  int code = run(words, StoppedRanks(is_here ? options.ranks : 0));
   // An mpirun that is told to end says 1 of its own.
   if (is_stopping && options.stop_signal == SIGTERM && code != 0) code = 128 + SIGTERM;
   return {code, is_lost(code)};

@@ -246,3 +246,33 @@ TEST_CASE("a file that names no host is named") {
   CHECK_THROWS_WITH(launch({.ranks = 1, .hostfile = file}, {"true"}),
                     Contains(file + ": expected a host on each line, \"node1 slots=4\", got none"));
 }
+
+TEST_CASE("a rank that is stopped when the others have ended is killed at the deadline, by name") {
+  ::setenv("WEFT_DIST_TIMEOUT", "2", 1);
+  // Rank 1 stops itself; of either launcher.
+  const std::string script =
+      "if [ \"${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$RANK}}\" = 1 ]; then kill -STOP $$; fi";
+  const auto try_it = [&] {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::string told =
+        captured_stderr([&] { CHECK(launch({.ranks = 3}, shell(script)) != 0); });
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(60));
+    CHECK_THAT(told, Contains("rank 1 (process ") &&
+                         Contains("was stopped when others had ended; it is killed after 2 s"));
+  };
+  if (has_mpirun()) try_it();
+  const NoMpirun no_mpirun;
+  try_it();
+  ::unsetenv("WEFT_DIST_TIMEOUT");
+}
+
+TEST_CASE("a failure names a rank that was stopped") {
+  const NoMpirun no_mpirun;
+  int code = -1;
+  const std::string told = captured_stderr([&] {
+    code = launch({.ranks = 2}, shell("if [ $RANK = 1 ]; then kill -STOP $$; else "
+                                      "/bin/sleep 3; exit 3; fi"));
+  });
+  CHECK(code == 3);
+  CHECK_THAT(told, Contains("rank 1 (process ") && Contains("was stopped for "));
+}

@@ -21,7 +21,6 @@ namespace weft::dist {
 namespace {
 
 constexpr std::chrono::seconds kGrace{3};
-constexpr std::chrono::milliseconds kLookInterval{20};
 
 void set(const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); }
 
@@ -75,7 +74,8 @@ pid_t fork_child() {
   return pid;
 }
 
-LocalRanks::LocalRanks(const RanksHere& here, const std::vector<std::string>& command) {
+LocalRanks::LocalRanks(const RanksHere& here, const std::vector<std::string>& command)
+    : stopped_(here.ranks) {
   directory_ = std::filesystem::temp_directory_path() / "weft-ranks-XXXXXX";
   WEFT_CHECK(::mkdtemp(directory_.data()), "launch: cannot make {}: {}", directory_,
              std::strerror(errno));
@@ -115,14 +115,15 @@ int LocalRanks::wait() {
   Clock::time_point deadline = Clock::time_point::max();
   while (running_ > 0) {
     int status = 0;
-    const pid_t pid = ::waitpid(-group_, &status, first_failure == 0 ? 0 : WNOHANG);
+    const pid_t pid = ::waitpid(-group_, &status, WNOHANG);
     if (pid < 0) {
       WEFT_CHECK(errno == EINTR, "launch: waiting for the ranks: {}", std::strerror(errno));
       continue;
     }
     if (pid == 0) {
       if (Clock::now() > deadline) ::kill(-group_, SIGKILL);
-      std::this_thread::sleep_for(kLookInterval);
+      std::this_thread::sleep_for(StoppedRanks::kInterval);
+      stopped_.look(::getpid());
       continue;
     }
     --running_;
@@ -135,6 +136,7 @@ int LocalRanks::wait() {
     deadline = Clock::now() + kGrace;
     ::kill(-group_, SIGTERM);
   }
+  if (first_failure != 0) stopped_.tell();
   return first_failure;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dist/comm/processes/rank_environment.h"
+#include "dist/comm/processes/stopped_ranks.h"
 
 namespace weft::dist {
 
@@ -38,8 +39,9 @@ class LocalRanks {
   /// To be signalled as a whole: kill(-group(), SIGTERM).
   int group() const { return group_; }
   /// Waits until all have ended. When one has failed the others get SIGTERM, and SIGKILL three
-  /// seconds later. The exit code is that of the first that failed: 128 + the signal that ended it,
-  /// 127 where the program could not be started.
+  /// seconds later; those that are stopped when others have ended, see StoppedRanks. The exit code
+  /// is that of the first that failed: 128 + the signal that ended it, 127 where the program could
+  /// not be started.
   int wait();
   /// Of wait(): ranks that a signal ended which nobody here has sent.
   int lost() const { return lost_; }
@@ -48,6 +50,7 @@ class LocalRanks {
   std::string directory_;  // of the store
   int group_ = 0;
   int running_ = 0, lost_ = 0;
+  StoppedRanks stopped_;
 };
 
 }  // namespace weft::dist
