@@ -61,6 +61,38 @@ struct NodeState {
   bool needed = true;
 };
 
+/// What a hook makes of a gradient.
+void replace(Tensor& gradient, Tensor by, std::string_view whose) {
+  if (!by.defined()) return;
+  WEFT_CHECK(by.shape() == gradient.shape() && by.dtype() == gradient.dtype() &&
+                 by.device() == gradient.device(),
+             "register_hook: a hook of {} returned {} for the gradient {}", whose, by, gradient);
+  gradient = std::move(by);
+}
+
+/// The passes running on this thread, one inside the other where activations are recomputed, the
+/// nodes whose gradient functions they are in, and what is to follow the outermost.
+struct RunningPasses {
+  int depth = 0;
+  std::vector<const Node*> nodes;
+  std::vector<std::function<void()>> afterwards;
+};
+
+thread_local RunningPasses running;
+
+/// While a gradient function runs, a pass that it begins must not come to its node, and free it.
+class RunningNode {
+ public:
+  explicit RunningNode(const Node& node) {
+    WEFT_CHECK(std::ranges::find(running.nodes, &node) == running.nodes.end(),
+               "{}: its gradient function ran backward through itself", node.name);
+    running.nodes.push_back(&node);
+  }
+  ~RunningNode() { running.nodes.pop_back(); }
+  RunningNode(const RunningNode&) = delete;
+  RunningNode& operator=(const RunningNode&) = delete;
+};
+
 class Pass {
  public:
   Pass(const Tensors& roots, const Tensors& gradients, const BackwardOptions& options)
@@ -172,9 +204,8 @@ class Pass {
     Tensor gradient = std::move(leaf.gradient.value);
     if (!gradient.defined()) return;
     AutogradMeta& meta = *leaf.meta;
-    for (const auto& hook : meta.hooks) {
-      if (Tensor replaced = hook(gradient); replaced.defined()) gradient = replaced;
-    }
+    // Of copies: a hook may register others, for the next pass.
+    for (const auto& hook : std::vector(meta.hooks)) replace(gradient, hook(gradient), "a leaf");
     if (captures_leaves_) {
       if (auto entry = captured_leaves_.find(&meta); entry != captured_leaves_.end()) {
         entry->second = gradient;
@@ -191,18 +222,19 @@ class Pass {
     } else {
       ops::add_(meta.grad, gradient);
     }
-    for (const auto& hook : meta.ready_hooks) hook();
+    for (const auto& hook : std::vector(meta.ready_hooks)) hook();
   }
 
   void run_node(NodeState& state) {
     Node& node = *state.node;
     Tensors gradients;
     bool any = false;
+    const auto hooks = node.hooks;  // a copy, as of a leaf's
     for (size_t i = 0; i < state.gradients.size(); ++i) {
       Tensor& gradient = state.gradients[i].value;
-      for (const auto& [output, hook] : node.hooks) {
+      for (const auto& [output, hook] : hooks) {
         if (output != static_cast<int>(i) || !gradient.defined()) continue;
-        if (Tensor replaced = hook(gradient); replaced.defined()) gradient = replaced;
+        replace(gradient, hook(gradient), node.name);
       }
       if (auto entry = captured_outputs_.find({&node, static_cast<int>(i)});
           entry != captured_outputs_.end()) {
@@ -231,6 +263,7 @@ class Pass {
       // A NaN made on the way is blamed on this node, below, not on the ops its gradient consists
       // of.
       const AnomalyMode unchecked(false);
+      const RunningNode running_node(node);
       results =
           node.backward(Backward(state.node, std::move(gradients), needs, options_.create_graph));
     }
@@ -263,15 +296,6 @@ class Pass {
   std::unordered_map<const AutogradMeta*, Tensor> captured_leaves_;
   std::map<std::pair<Node*, int>, Tensor> captured_outputs_;
 };
-
-/// The passes running on this thread, one inside the other where activations are recomputed, and
-/// what is to follow the outermost.
-struct RunningPasses {
-  int depth = 0;
-  std::vector<std::function<void()>> afterwards;
-};
-
-thread_local RunningPasses running;
 
 void run_pass(Pass& pass) {
   ++running.depth;

@@ -45,7 +45,18 @@ Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, cons
       bits.codes.defined()) {
     return {bits.codes, std::ldexp(1.0, -bits.exponent)};
   }
-  if (is_weight && slot.cached.codes.defined() && slot.version == x.version()) return slot.cached;
+  // What an evaluation meets is no part of a step. Gradients come without a tape of their own.
+  const bool is_remembered = role == Role::kGradient || grad_enabled();
+  const auto remember = [&](float largest) {
+    if (!is_remembered) return;
+    slot.was_met = true;
+    // A NaN stays until the step ends.
+    slot.amax = std::isnan(slot.amax) || slot.amax > largest ? slot.amax : largest;
+  };
+  if (is_weight && slot.cached.codes.defined() && slot.version == x.version()) {
+    remember(slot.cached_amax);
+    return slot.cached;
+  }
   const bool is_current = options_.scaling == Fp8Options::Scaling::kCurrent;
   const Tensor amax = Tensor::empty({}, DType::f32, x.device());
   if (is_current) {
@@ -55,16 +66,15 @@ Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, cons
     slot.scale = scale_for(static_cast<float>(amax.item()), format_of(role), slot.scale);
   }
   Quantized result{Tensor::empty(x.shape(), format_of(role), x.device()), 1 / slot.scale};
+  // A weight's codes may be taken by a step later.
+  const bool is_measured = !is_current && (is_remembered || is_weight);
   kernels::fp8_quantize(
-      {.x = x, .y = result.codes, .amax = is_current ? Tensor() : amax, .scale = slot.scale});
-  slot.was_met = true;
-  if (!is_current) {
-    const auto largest = static_cast<float>(amax.item());
-    // A NaN stays until the step ends.
-    slot.amax = std::isnan(slot.amax) || slot.amax > largest ? slot.amax : largest;
-  }
+      {.x = x, .y = result.codes, .amax = is_measured ? amax : Tensor(), .scale = slot.scale});
+  const float largest = is_measured ? static_cast<float>(amax.item()) : 0;
+  remember(largest);
   if (is_weight) {
     slot.cached = result;
+    slot.cached_amax = largest;
     slot.version = x.version();
   }
   return result;

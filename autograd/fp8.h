@@ -15,7 +15,8 @@
 // number:
 //   current   amax is that of the tensor at hand (a second pass over it)
 //   delayed   amax is the largest of the tensor's last `history` steps, as TransformerEngine's
-//             DelayedScaling has it; a tensor that outgrows it saturates
+//             DelayedScaling has it; a tensor that outgrows it saturates. Under NoGrad, in an
+//             evaluation, scales are used and nothing is remembered.
 // Outputs are in the Autocast's dtype, weight gradients in the weight's. Sums are promoted to f32
 // every 128 of K (kernels/gemm/gemm.h). Activations are kept for backward as codes, a quarter of
 // f32. A scale is left as it was when amax is 0, infinite or NaN, and starts at 1.
@@ -82,6 +83,7 @@ class Fp8Scaling {
     float amax = 0;              // of this step so far
     bool was_met = false;
     Quantized cached;  // of a weight
+    float cached_amax = 0;
     uint64_t version = 0;
   };
 

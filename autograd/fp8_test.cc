@@ -236,6 +236,36 @@ TEST_CASE("checkpointed layers are recomputed in fp8") {
   CHECK(gradient(true) == gradient(false));
 }
 
+TEST_CASE("delayed scales remember nothing of an evaluation") {
+  const Fp8Options delayed{.scaling = Fp8Options::Scaling::kDelayed, .history = 4};
+  const auto state_after = [&](bool evaluates) {
+    Tensor w = Tensor::full({4, 8}, 0.5).set_requires_grad(true);
+    Fp8Scaling scaling(delayed);
+    const Fp8Scope scope(scaling);
+    const auto evaluate = [&](double x) {
+      const NoGrad guard;
+      if (evaluates) ops::linear(Tensor::full({2, 8}, x), w);
+    };
+    for (const double x : {1.0, 2.0}) {
+      evaluate(100 * x);
+      backward(ops::sum(ops::linear(Tensor::full({2, 8}, x), w)));
+      evaluate(200 * x);
+      scaling.update();
+      evaluate(300 * x);
+    }
+    return scaling.state_dict({{"w", w}});
+  };
+  const NamedTensors plain = state_after(false), evaluated = state_after(true);
+  REQUIRE(plain.size() == 3);
+  REQUIRE(evaluated.size() == 3);
+  for (size_t i = 0; i < plain.size(); ++i) {
+    INFO(plain[i].first);
+    CHECK(plain[i].first == evaluated[i].first);
+    CHECK(plain[i].second.to_vector() == evaluated[i].second.to_vector());
+  }
+  CHECK(plain[1].second.to_vector() == std::vector<double>{448 / 0.5, 0.5, 0.5});
+}
+
 TEST_CASE("the state of delayed scaling continues where it was taken") {
   const Fp8Options delayed{.scaling = Fp8Options::Scaling::kDelayed, .history = 4};
   const Tensor w = Tensor::zeros({2}), v = Tensor::zeros({2});

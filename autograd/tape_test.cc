@@ -121,6 +121,59 @@ TEST_CASE("an in-place change of a saved tensor is named") {
                         Catch::Contains("version 1, was saved at version 0"));
 }
 
+TEST_CASE("hooks may register hooks, for the next pass") {
+  Tensor x = Tensor::full({3}, 1).set_requires_grad(true);
+  int leaf_hooks = 0, node_hooks = 0, ready_hooks = 0;
+  const Tensor y = x * 2.0;
+  for (int i = 0; i < 32; ++i) {
+    register_hook(x, [&, i](const Tensor&) {
+      ++leaf_hooks;
+      if (i == 0) {
+        for (int k = 0; k < 64; ++k) register_hook(x, [](const Tensor&) { return Tensor(); });
+      }
+      return Tensor();
+    });
+    register_hook(y, [&](const Tensor&) {
+      ++node_hooks;
+      register_hook(y, [](const Tensor&) { return Tensor(); });
+      return Tensor();
+    });
+    register_ready_hook(x, [&] {
+      ++ready_hooks;
+      register_ready_hook(x, [] {});
+    });
+  }
+  backward(ops::sum(y));
+  CHECK(leaf_hooks == 32);
+  CHECK(node_hooks == 32);
+  CHECK(ready_hooks == 32);
+}
+
+TEST_CASE("what a hook returns has the gradient's shape and dtype") {
+  for (const Tensor& returned : {Tensor::full({1}, 1), Tensor::full({3}, 1, DType::f64)}) {
+    Tensor x = Tensor::full({3}, 1).set_requires_grad(true);
+    const Tensor y = x * 2.0;
+    register_hook(y, [&](const Tensor&) { return returned; });
+    CHECK_THROWS_WITH(backward(ops::sum(y)),
+                      Catch::Contains("register_hook: a hook of mul returned "));
+    Tensor z = Tensor::full({3}, 1).set_requires_grad(true);
+    register_hook(z, [&](const Tensor&) { return returned; });
+    CHECK_THROWS_WITH(backward(ops::sum(z * 2.0)), Catch::Contains("a hook of a leaf returned "));
+  }
+}
+
+TEST_CASE("a gradient function that runs backward through itself is an error") {
+  Tensor x = Tensor::full({3}, 1).set_requires_grad(true);
+  Tensor sum;
+  const Tensor y =
+      record("mine", {x}, Tensor::full({3}, 1), {x}, [&](const Backward& b) -> Tensors {
+        backward(sum);
+        return {b.dy()};
+      });
+  sum = ops::sum(y);
+  CHECK_THROWS_WITH(backward(sum), "mine: its gradient function ran backward through itself");
+}
+
 TEST_CASE("hooks see and replace gradients; ready hooks run once, when the gradient is complete") {
   Tensor x = leaf({1, 2});
   int ready = 0;

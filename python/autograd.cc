@@ -61,6 +61,9 @@ Tensors record_function(const std::string& name, const Tensors& inputs, const Te
     kept.push_back(output == outputs.end() ? s.tensor : fresh[output - outputs.begin()]);
   }
   const auto count = static_cast<int>(inputs.size()), results = static_cast<int>(outputs.size());
+  // What their gradients must be like, without what they hold.
+  std::vector<std::tuple<Shape, DType, Device>> of_inputs;
+  for (const Tensor& x : inputs) of_inputs.emplace_back(x.shape(), x.dtype(), x.device());
   return record(
       name, inputs, fresh, kept, [=, backward = std::move(backward)](const Backward& b) -> Tensors {
         MaybeTensors gradients, saved;
@@ -72,6 +75,15 @@ Tensors record_function(const std::string& name, const Tensors& inputs, const Te
         Tensors result = tensors_of(backward(gradients, saved, needs));
         WEFT_CHECK(static_cast<int>(result.size()) == count,
                    "Function: backward returned {} gradients for {} tensors", result.size(), count);
+        for (int i = 0; i < count; ++i) {
+          Tensor& g = result[i];
+          if (!g.defined()) continue;
+          const auto& [shape, dtype, device] = of_inputs[i];
+          WEFT_CHECK(g.shape() == shape && g.device() == device,
+                     "Function: backward returned {} for input {}, expected the shape {} on {}", g,
+                     i, shape, device);
+          if (g.dtype() != dtype) g = ops::cast(g, dtype);
+        }
         return result;
       });
 }
@@ -91,8 +103,9 @@ void bind_autograd(nb::module_& m, nb::class_<Tensor>& tensor) {
           "grad", [](const Tensor& x) { return x.grad(); },
           [](const Tensor& x, const MaybeTensor& gradient) {
             const Tensor& g = gradient;
-            WEFT_CHECK(!g.defined() || (g.shape() == x.shape() && g.device() == x.device()),
-                       "grad: expected the shape and device of {}, got {}", x, g);
+            WEFT_CHECK(!g.defined() || (g.shape() == x.shape() && g.dtype() == x.dtype() &&
+                                        g.device() == x.device()),
+                       "grad: expected the shape, dtype and device of {}, got {}", x, g);
             x.set_grad(g);
           },
           nb::for_setter(nb::arg("gradient").none()),

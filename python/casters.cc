@@ -85,10 +85,13 @@ bool read_shape(nb::handle source, Shape& shape) noexcept {
     return true;
   };
   if (PyTuple_Check(object) || PyList_Check(object)) {
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
+    // Of a list a copy: an element's __index__ may change it.
+    const nb::object items = nb::steal(PySequence_Tuple(object));
+    if (!items.is_valid()) return PyErr_Clear(), false;
+    const Py_ssize_t count = PyTuple_GET_SIZE(items.ptr());
     if (count > kMaxDims) return false;
     for (Py_ssize_t i = 0; i < count; ++i) {
-      if (!append(PySequence_Fast_GET_ITEM(object, i))) return false;
+      if (!append(PyTuple_GET_ITEM(items.ptr(), i))) return false;
     }
     return true;
   }

@@ -145,9 +145,11 @@ Tensor import_dltensor(const nb::dlpack::dltensor& t, bool read_only,
     refuse(fmt::format("from_dlpack: no dtype of Weft has DLPack's code {} with {} bits, {} lanes",
                        t.dtype.code, t.dtype.bits, t.dtype.lanes));
   }
-  if (t.ndim > kMaxDims)
+  if (t.ndim < 0 || t.ndim > kMaxDims)
     refuse(fmt::format("from_dlpack: at most {} dimensions, got {}", kMaxDims, t.ndim));
   const Shape shape(std::span<const int64_t>(t.shape, t.ndim));
+  if (!t.data && std::ranges::find(shape, 0) == shape.end())
+    refuse(fmt::format("from_dlpack: {} elements at no address", shape));
   const Strides strides =
       t.strides ? Strides(std::span<const int64_t>(t.strides, t.ndim)) : contiguous_strides(shape);
   return wrap(static_cast<char*>(t.data) + t.byte_offset, shape, strides, *dtype,
@@ -466,6 +468,11 @@ void set_state(Tensor& self, const State& state) {
   Tensor x = Tensor::empty(shape, dtype);
   WEFT_CHECK(bytes.size() == x.nbytes(), "pickle: {} takes {} bytes, got {}", x, x.nbytes(),
              bytes.size());
+  WEFT_CHECK(dtype != DType::boolean ||
+                 std::ranges::all_of(
+                     std::string_view(static_cast<const char*>(bytes.data()), bytes.size()),
+                     [](char c) { return c == 0 || c == 1; }),
+             "pickle: {}: a bool that is neither 0 nor 1", x);
   if (x.nbytes() > 0) std::memcpy(x.raw(), bytes.data(), x.nbytes());
   if (requires_grad) x.set_requires_grad(true);
   new (&self) Tensor(x);

@@ -2,6 +2,7 @@
 // written in Python.
 #include "core/signal_stack.h"
 #include "core/version.h"
+#include "kernels/instruction_set.h"
 #include "python/bindings.h"
 #include "python/casters.h"
 
@@ -11,6 +12,7 @@ NB_MODULE(_weft, m) {
   nb::set_leak_warnings(false);  // hooks and modules in reference cycles live as long as Python
 
   ensure_signal_stack();  // Python's own handlers take it
+  kernels::apply_instruction_set_of_environment();
 
   m.attr("__version__") = WEFT_VERSION;
   nb::exception<Error>(m, "Error", PyExc_RuntimeError);

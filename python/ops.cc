@@ -648,11 +648,15 @@ void bind_creation(Table& table) {
         const bool is_real = begin.kind == Operand::Kind::kFloat ||
                              end.kind == Operand::Kind::kFloat ||
                              step.kind == Operand::Kind::kFloat;
-        const double reach = is_real ? end.as_double() - begin.as_double()
-                                     : static_cast<double>(end.integer - begin.integer);
+        int64_t whole = 0;
+        const bool fits = is_real || !__builtin_sub_overflow(end.integer, begin.integer, &whole);
+        const double reach =
+            is_real || !fits ? end.as_double() - begin.as_double() : static_cast<double>(whole);
         WEFT_CHECK(by != 0 && std::isfinite(reach / by) && reach / by >= 0,
                    "arange: a step of {} does not lead from {} to {}", by, begin.as_double(),
                    end.as_double());
+        constexpr double kMost = int64_t{1} << 62;
+        WEFT_CHECK(fits && reach / by < kMost, "arange: {:.0f} elements are too many", reach / by);
         const DType type = dtype.value_or(is_real ? DType::f32 : DType::i64);
         Tensor x = ops::arange(0, static_cast<int64_t>(std::ceil(reach / by)), DType::i64);
         if (is_real) {
@@ -678,9 +682,12 @@ void bind_creation(Table& table) {
       [](int64_t rows, std::optional<int64_t> columns, const MaybeDType& dtype,
          const MaybeDevice& device) {
         const int64_t width = columns.value_or(rows);
-        const Tensor square = ops::eye(std::max(rows, width), dtype.value_or(DType::f32));
-        const Tensor y = ops::narrow(ops::narrow(square, 0, 0, rows), 1, 0, width);
-        return ops::to(ops::contiguous(y), device.value_or(Device{}));
+        const int64_t ones = std::min(rows, width);
+        const DType type = dtype.value_or(DType::f32);
+        const Tensor y = Tensor::zeros({rows, width}, type);
+        Tensor square = ops::narrow(ops::narrow(y, 0, 0, ones), 1, 0, ones);
+        ops::copy_(square, ops::eye(ones, type));
+        return ops::to(y, device.value_or(Device{}));
       },
       "n"_a, "m"_a = nb::none(), nb::kw_only(), "dtype"_a = nb::none(), "device"_a = nb::none());
   m.def("manual_seed", &manual_seed, "seed"_a, "Restarts this thread's random generator.");

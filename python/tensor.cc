@@ -69,14 +69,16 @@ struct Numbers {
  private:
   void read(nb::handle data, int dim) {
     if (is_sequence(data)) {
-      const auto size = static_cast<int64_t>(nb::len(data));
+      // A copy: reading an element may call Python, which may change the list.
+      const nb::tuple items(nb::borrow(data));
+      const auto size = static_cast<int64_t>(items.size());
       if (dim == shape.size() || size != shape[dim]) {
         throw nb::value_error(
             fmt::format("tensor: a list of {} elements in dimension {}, where the first has {}",
                         size, dim, dim < shape.size() ? shape[dim] : 0)
                 .c_str());
       }
-      for (nb::handle item : nb::borrow<nb::sequence>(data)) read(item, dim + 1);
+      for (nb::handle item : items) read(item, dim + 1);
       return;
     }
     if (dim != shape.size()) {

@@ -76,15 +76,21 @@ int64_t count_windows(std::string_view op, const Tensor& x, const Pool2dOptions&
 }
 
 /// {y, i32 places of maxima or undefined}; where they are not wanted they are made for a gradient.
-std::pair<Tensor, Tensor> pool(std::string_view op, const Tensor& x, const Pool2dOptions& options,
+std::pair<Tensor, Tensor> pool(std::string_view op, const Tensor& x, const Pool2dOptions& asked,
                                kernels::PoolKind kind, bool wants_places = false) {
   if (x.defined() && x.dim() == 3) {
-    auto [y, places] = pool(op, unsqueeze(x, 0), options, kind, wants_places);
+    auto [y, places] = pool(op, unsqueeze(x, 0), asked, kind, wants_places);
     return {squeeze(y, 0), places.defined() ? squeeze(places, 0) : places};
   }
   check_image(op, x);
-  const Shape shape = {x.size(0), x.size(1), count_windows(op, x, options, 0),
-                       count_windows(op, x, options, 1)};
+  const Shape shape = {x.size(0), x.size(1), count_windows(op, x, asked, 0),
+                       count_windows(op, x, asked, 1)};
+  // A longer stride leads out of the image, too, and kernels need not think of its size.
+  Pool2dOptions options = asked;
+  for (int d = 0; d < 2; ++d) {
+    options.stride[d] =
+        std::min(options.stride[d], std::max<int64_t>(1, x.size(2 + d) + 2 * options.padding[d]));
+  }
   Pool2dProblem p{.kind = kind,
                   .kernel = options.kernel,
                   .stride = options.stride,

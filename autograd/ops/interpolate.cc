@@ -1,5 +1,6 @@
 // Resampling: adaptive means, nearest neighbours, bilinear interpolation. One dimension after the
 // other.
+#include <array>
 #include <cmath>
 
 #include "autograd/autocast.h"
@@ -113,18 +114,28 @@ Tensor interpolate(const Tensor& input, const InterpolateOptions& options) {
   const bool is_bilinear = options.mode == Interpolation::kBilinear;
   WEFT_CHECK(is_bilinear || !options.align_corners,
              "interpolate: corners are aligned by bilinear interpolation alone");
-  Tensor y = is_bilinear ? widened(x) : x;
+  std::array<Axis, 2> axes;
+  Shape shape = x.shape();
   for (int i = 0; i < 2; ++i) {
-    Axis axis = {2 + i, x.size(2 + i), 0, {}};
+    Axis& axis = axes[i] = {2 + i, x.size(2 + i), 0, {}};
     if (options.size) {
       axis.to = (*options.size)[i];
     } else {
       axis.factor = (*options.scale_factor)[i];
-      axis.to = static_cast<int64_t>(std::floor(static_cast<double>(axis.from) * *axis.factor));
+      const double to = std::floor(static_cast<double>(axis.from) * *axis.factor);
+      WEFT_CHECK(to < 0x1p62, "interpolate: a scale factor of {} makes {} pixels of {}",
+                 *axis.factor, to, x);
+      axis.to = static_cast<int64_t>(to);
     }
     WEFT_CHECK(axis.from > 0 && axis.to > 0,
                "interpolate: expected images and a result of at least one pixel, got {} of {}",
                axis.to, x);
+    shape[axis.dim] = axis.to;
+  }
+  // One that is too large is refused here, before there are places along its sides.
+  Tensor::empty(shape, x.dtype(), x.device());
+  Tensor y = is_bilinear ? widened(x) : x;
+  for (const Axis& axis : axes) {
     if (is_bilinear) {
       if (axis.to != axis.from || (axis.factor && *axis.factor != 1)) {
         y = linear(y, axis, options.align_corners);

@@ -231,8 +231,8 @@ Tensor batch_norm(const Tensor& x, const Tensor& scale, const Tensor& shift, Ten
   WEFT_CHECK(training || (running_mean.defined() && running_var.defined()),
              "batch_norm: evaluation needs running statistics");
   const DType dtype = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  const Tensor weight = scale.defined() ? cast(scale, dtype) : scale;
-  const Tensor bias = shift.defined() ? cast(shift, dtype) : shift;
+  const Tensor weight = scale.defined() ? contiguous(cast(scale, dtype)) : scale;
+  const Tensor bias = shift.defined() ? contiguous(cast(shift, dtype)) : shift;
   // Kernels keep statistics in that dtype; narrow ones belong to narrow models.
   const auto widened = [&](const Tensor& t) { return t.defined() ? raw::contiguous(t, dtype) : t; };
   const Tensor wide_mean = widened(running_mean), wide_var = widened(running_var);

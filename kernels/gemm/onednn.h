@@ -2,6 +2,7 @@
 #pragma once
 
 #include <omp.h>
+#include <sys/mman.h>
 
 #include <dnnl.hpp>
 #include <map>
@@ -57,6 +58,16 @@ inline dnnl::primitive_attr onednn_attributes() {
   return attributes;
 }
 
+/// Throws Error where the system has no more memory for the code that oneDNN is about to generate:
+/// it would write to none.
+inline void require_room_for_code() {
+  constexpr size_t kRoom = size_t{16} << 20;
+  void* const room =
+      ::mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  WEFT_CHECK(room != MAP_FAILED, "out of memory on cpu: no {} bytes for oneDNN's code", kRoom);
+  ::munmap(room, kRoom);
+}
+
 /// Primitive(key), made the first time that it is asked for and kept: that takes 0.2 to 0.4 ms.
 template <class Primitive, class Key>
 std::shared_ptr<const Primitive> cached_primitive(const Key& key) {
@@ -68,6 +79,7 @@ std::shared_ptr<const Primitive> cached_primitive(const Key& key) {
     const auto entry = cache.find(key);
     if (entry != cache.end()) return entry->second;
   }
+  require_room_for_code();
   auto primitive = std::make_shared<const Primitive>(key);
   std::unique_lock lock(mutex);
   if (cache.size() >= kMostPrimitives) cache.clear();

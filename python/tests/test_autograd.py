@@ -206,6 +206,44 @@ class Functions(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "Few: backward returned 0 gradients for 1"):
             Few.apply(x).backward()
 
+    def test_gradients_have_the_shape_of_what_they_are_of(self):
+        for wrong in ((1,), (2, 2), (7, 7, 7), (0,)):
+
+            class Wrong(Function):
+                @staticmethod
+                def forward(ctx, x):
+                    return x * 1
+
+                @staticmethod
+                def backward(ctx, dy):
+                    return weft.ones(*wrong)
+
+            x = weft.randn(2, 3, 8).requires_grad_()
+            message = "Function: backward returned .* for input 0, expected the shape"
+            with self.assertRaisesRegex(weft.Error, message):
+                Wrong.apply(weft.nn.functional.softmax(x, -1)).sum().backward()
+            y = weft.ones(4, requires_grad=True)
+            y.register_hook(lambda g: weft.ones(*wrong))
+            with self.assertRaisesRegex(weft.Error, "a hook of a leaf returned"):
+                (y * 2).sum().backward()
+
+    def test_gradients_get_the_dtype_of_what_they_are_of(self):
+        class Wide(Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 1
+
+            @staticmethod
+            def backward(ctx, dy):
+                return dy.to(weft.float64) * 3
+
+        x = weft.ones(2, requires_grad=True)
+        Wide.apply(x).sum().backward()
+        self.assertEqual(x.grad.dtype, weft.float32)
+        self.assertEqual(x.grad.tolist(), [3, 3])
+        with self.assertRaisesRegex(weft.Error, "grad: expected the shape, dtype and device"):
+            x.grad = weft.ones(2, dtype=weft.float64)
+
     def test_graphs_are_freed(self):
         x = weft.tensor([1.0], requires_grad=True)
         marker = type("Marker", (), {})()

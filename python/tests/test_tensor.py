@@ -25,6 +25,42 @@ class Creation(unittest.TestCase):
         x = weft.tensor([1.0], requires_grad=True)
         self.assertTrue(x.requires_grad and x.is_leaf)
 
+    def test_a_list_may_change_while_it_is_read(self):
+        class Number:
+            def __init__(self, act):
+                self.act = act
+
+            def __index__(self):
+                self.act()
+                return 1
+
+        growing = []
+        growing.append(Number(lambda: growing.append(7)))
+        self.assertEqual(weft.tensor(growing).tolist(), [1])
+        shrinking = []
+        shrinking += [Number(shrinking.clear), 2, 3]
+        self.assertEqual(weft.tensor(shrinking).tolist(), [1, 2, 3])
+        sizes = []
+        sizes += [Number(sizes.clear), 2, 3]
+        self.assertEqual(weft.zeros(sizes).shape, (1, 2, 3))
+
+    def test_sizes_beyond_all_memory(self):
+        self.assertEqual(weft.eye(1, 300_000).sum().item(), 1)
+        self.assertEqual(weft.eye(3, 2).tolist(), [[1, 0], [0, 1], [0, 0]])
+        for arguments in ((1e300,), (-(2**63), 2**63 - 1), (0, 1, 1e-300)):
+            with self.assertRaisesRegex(weft.Error, "arange: "):
+                weft.arange(*arguments)
+        x = weft.ones(1, 1, 8, 8)
+        for stride in (2**32, 2**40):
+            pooled = weft.nn.functional.avg_pool2d(x, 4, stride=stride)
+            self.assertEqual(pooled.tolist(), [[[[1]]]])
+        with self.assertRaisesRegex(weft.Error, "out of memory"):
+            weft.nn.functional.interpolate(x, size=(2**28, 2**28))
+        with self.assertRaisesRegex(weft.Error, "a scale factor of 1e\\+30 makes"):
+            weft.nn.functional.interpolate(x, scale_factor=1e30)
+        with self.assertRaisesRegex(weft.Error, "neither 0 nor 1"):
+            weft.Tensor.__new__(weft.Tensor).__setstate__((b"\xff" * 4, (4,), weft.bool, False))
+
     def test_refuses_what_is_no_array(self):
         with self.assertRaisesRegex(ValueError, "a list of 1 elements in dimension 1"):
             weft.tensor([[1, 2], [3]])
