@@ -106,6 +106,9 @@ int run_consolidate(const Arguments& a) {
       io::is_sharded_state(a.in) && !std::filesystem::exists(io::Path(a.in) / "state.json");
   const Source source =
       is_bare ? of_shards(a.in, chosen_state(a.in, a.state)) : of_checkpoint(a.in, a.state);
+  const io::Path place = most ? io::Path(a.out) : std::filesystem::absolute(a.out).parent_path();
+  WEFT_CHECK(!std::filesystem::exists(place / "state.json"),
+             "{}: expected a place outside of checkpoints, {} is one", a.out, place.string());
   int64_t bytes = 0;
   for (const auto& [name, dtype, shape] : source.tensors) {
     bytes += static_cast<int64_t>(nbytes(shape, dtype));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <span>
 
 #include "cli/command.h"
 #include "cli/device_option.h"
@@ -15,10 +16,12 @@
 #include "data/sets/open.h"
 #include "data/sets/open_text.h"
 #include "data/tensors/text_windows.h"
+#include "dist/comm/agreement.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
 #include "io/progress.h"
 #include "kernels/gemm/packed_weights.h"
+#include "train/checkpoint.h"
 #include "train/devices.h"
 #include "train/precision.h"
 #include "train/runs/text_model.h"
@@ -65,7 +68,7 @@ struct Share {
   int64_t begin = 0, end = 0;
 };
 Share share_of(int64_t samples, int64_t batch_size, int64_t limit, const Ranks& ranks) {
-  int64_t batches = (samples + batch_size - 1) / batch_size;
+  int64_t batches = samples / batch_size + (samples % batch_size != 0);
   if (limit > 0) batches = std::min(batches, limit);
   const auto begin_of = [&](int64_t r) {
     return std::min(samples, batches * r / ranks.count * batch_size);
@@ -201,6 +204,15 @@ bool is_of_text(const Arguments& a) {
 int evaluate(const Arguments& a, const dist::CommunicatorPtr& world) {
   if (a.threads > 0) set_num_threads(a.threads);
   const Ranks ranks = world ? Ranks{world, world->rank(), world->size()} : Ranks{};
+  if (world && !a.source.checkpoint.empty()) {
+    const io::Path step = train::find_checkpoint(a.source.checkpoint);
+    const std::string state = io::read_text(step / "state.json");
+    dist::verify_same_lines(
+        *world,
+        fmt::format("{} of checksum {}\n", step.filename().string(),
+                    io::checksum_text(io::crc32_of(std::as_bytes(std::span(state))))),
+        "the ranks were given different checkpoints");
+  }
   if (!is_of_text(a)) return evaluate_images(a, ranks);
   if (!a.source.device_map.empty() || !a.source.max_memory.empty()) {
     throw UsageError(

@@ -2,12 +2,15 @@
 #include <fmt/core.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "cli/report/run_page.h"
+#include "core/error.h"
 #include "core/parallel.h"
 
 namespace weft::cli {
@@ -20,8 +23,19 @@ struct Arguments {
   int threads = 0;
 };
 
+/// Throws Error for a file that is there and is none of ours.
+void check_is_page(const std::string& path) {
+  if (path.empty() || !std::filesystem::is_regular_file(path)) return;
+  constexpr std::string_view kBegin = "<!DOCTYPE html>";
+  std::string begin(kBegin.size(), '\0');
+  std::ifstream(path).read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  WEFT_CHECK(begin == kBegin || std::filesystem::file_size(path) == 0,
+             "--output: {} is there and no page; expected a new file, or a page to replace", path);
+}
+
 int run_report(const Arguments& a) {
   if (a.threads > 0) set_num_threads(a.threads);
+  check_is_page(a.output);
   std::vector<report::RunRecord> runs;
   for (const std::string& run : a.runs) runs.push_back(report::read_run(run, !a.skips_evaluation));
   const std::filesystem::path usual =

@@ -49,6 +49,9 @@ void write_bytes(png_structp png, png_bytep source, size_t count) {
 bool read_header(State& state) {
   if (setjmp(png_jmpbuf(state.png))) return false;
   png_set_read_fn(state.png, &state, read_bytes);
+  // Texts, profiles and what else says nothing of pixels: some of it is compressed, without a
+  // bound.
+  png_set_keep_unknown_chunks(state.png, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
   png_read_info(state.png, state.info);
   png_set_expand(state.png);
   png_set_strip_16(state.png);

@@ -43,6 +43,7 @@ class View : public Dataset {
     class_names_ = std::move(class_names);
     labels_ = std::move(labels);
   }
+  std::string name(int64_t index) const override { return base_->name(indices_.at(index)); }
   Image image(int64_t index) const override { return base_->image(indices_.at(index)); }
 
  private:

@@ -49,6 +49,8 @@ class Dataset {
   const std::vector<std::string>& class_names() const { return class_names_; }
   ImageFormat format() const { return format_; }
   int64_t label(int64_t index) const { return labels_.at(index); }
+  /// Of the file that an example is in, which tells it from others; empty where it has none.
+  virtual std::string name(int64_t) const { return {}; }
   /// Throws Error naming the file when it cannot be read.
   virtual Image image(int64_t index) const = 0;
   Example example(int64_t index) const { return {image(index), label(index)}; }

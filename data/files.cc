@@ -1,5 +1,6 @@
 #include "data/files.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -12,13 +13,18 @@
 
 namespace weft::data {
 
-std::vector<uint8_t> read_file(const std::string& path) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rbe"),
+std::vector<uint8_t> read_file(const std::string& path, int64_t most) {
+  // Without waiting for whoever would write into a pipe.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  WEFT_CHECK(descriptor >= 0, "{}: cannot open: {}", path, std::strerror(errno));
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(::fdopen(descriptor, "rb"),
                                                              std::fclose);
   WEFT_CHECK(file, "{}: cannot open: {}", path, std::strerror(errno));
   struct stat status = {};
   WEFT_CHECK(fstat(fileno(file.get()), &status) == 0, "{}: {}", path, std::strerror(errno));
   WEFT_CHECK(S_ISREG(status.st_mode), "{}: not a regular file", path);
+  WEFT_CHECK(status.st_size <= most, "{}: a file of {} bytes, at most {} are read", path,
+             status.st_size, most);
   std::vector<uint8_t> bytes(status.st_size);
   const size_t done = std::fread(bytes.data(), 1, bytes.size(), file.get());
   WEFT_CHECK(!std::ferror(file.get()), "{}: cannot read: {}", path, std::strerror(errno));

@@ -8,8 +8,9 @@
 
 namespace weft::data {
 
-/// The bytes of a file. Throws Error naming the path and the system's reason.
-std::vector<uint8_t> read_file(const std::string& path);
+/// The bytes of a file, of no more than `most`. Throws Error naming the path and the system's
+/// reason.
+std::vector<uint8_t> read_file(const std::string& path, int64_t most = INT64_MAX);
 
 /// The entries of a directory, names with a leading dot left out, in byte order of their names.
 /// Throws Error naming the directory.

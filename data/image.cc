@@ -47,6 +47,11 @@ Image decode_image(std::span<const uint8_t> bytes, const std::string& name) {
   WEFT_FAIL("{}: not a JPEG or PNG image (it begins with {:02x})", name, fmt::join(first, " "));
 }
 
-Image read_image(const std::string& path) { return decode_image(read_file(path), path); }
+Image read_image(const std::string& path) {
+  // More than any image of so many pixels takes: 16 bits of four channels, and a header.
+  constexpr int64_t kBytesPerPixel = 8, kHeader = 1 << 20;
+  const int64_t pixels = std::min(max_pixels(), (INT64_MAX - kHeader) / kBytesPerPixel);
+  return decode_image(read_file(path, pixels * kBytesPerPixel + kHeader), path);
+}
 
 }  // namespace weft::data

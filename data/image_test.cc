@@ -1,5 +1,8 @@
 #include "data/image.h"
 
+#include <sys/stat.h>
+#include <zlib.h>
+
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <csetjmp>
@@ -7,6 +10,7 @@
 // libjpeg needs size_t and FILE declared first.
 #include <jpeglib.h>
 
+#include "core/available_memory.h"
 #include "core/philox.h"
 #include "data/fixtures.h"
 
@@ -201,6 +205,41 @@ TEST_CASE("damaged bytes never do worse than an error") {
     }
   }
   CHECK(errors > 1000);
+}
+
+TEST_CASE("what says nothing of pixels takes no memory") {
+  const Bytes png = encode_png(formula_image(8, 8));
+  // Texts of 8 MB in 8 kB each, before the pixels.
+  Bytes text = {'k', 0, 0};
+  const Bytes plain(8000000, 'A');
+  uLongf packed = compressBound(plain.size());
+  text.resize(3 + packed);
+  REQUIRE(compress2(&text[3], &packed, plain.data(), plain.size(), 9) == Z_OK);
+  text.resize(3 + packed);
+  Bytes chunk = {'z', 'T', 'X', 't'};
+  chunk.insert(chunk.end(), text.begin(), text.end());
+  const auto append = [](Bytes& to, uint32_t number) {
+    for (int shift = 24; shift >= 0; shift -= 8)
+      to.push_back(static_cast<uint8_t>(number >> shift));
+  };
+  constexpr size_t kHeader = 8 + 25;  // the signature and IHDR
+  Bytes swollen(png.begin(), png.begin() + kHeader);
+  for (int i = 0; i < 200; ++i) {
+    append(swollen, static_cast<uint32_t>(text.size()));
+    swollen.insert(swollen.end(), chunk.begin(), chunk.end());
+    append(swollen, static_cast<uint32_t>(crc32(0, chunk.data(), static_cast<uInt>(chunk.size()))));
+  }
+  swollen.insert(swollen.end(), png.begin() + kHeader, png.end());
+  const auto peak = [] { return weft::proc_bytes("/proc/self/status", "VmHWM"); };
+  const int64_t before = peak();
+  CHECK(decode_image(swollen, "swollen.png").pixels == formula_image(8, 8).pixels);
+  CHECK(peak() - before < 64 << 20);
+}
+
+TEST_CASE("a pipe is no image, and nobody waits for it") {
+  const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/pipe.png";
+  REQUIRE(::mkfifo(path.c_str(), 0666) == 0);
+  CHECK(error_of([&] { read_image(path); }) == path + ": not a regular file");
 }
 
 TEST_CASE("a header cannot claim all memory") {

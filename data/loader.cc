@@ -259,6 +259,8 @@ void Loader::set_options(LoaderOptions options) {
              options_.batch_size);
   WEFT_CHECK(options_.workers > 0, "loader: workers must be positive, got {}", options_.workers);
   WEFT_CHECK(options_.prefetch > 0, "loader: prefetch must be positive, got {}", options_.prefetch);
+  check_mixing("loader: mixup", options_.augmentation.mixup);
+  check_mixing("loader: cutmix", options_.augmentation.cutmix);
   WEFT_CHECK(options_.preprocess.size > 0, "loader: image size must be positive, got {}",
              options_.preprocess.size);
   WEFT_CHECK(options_.ranks > 0 && options_.rank >= 0 && options_.rank < options_.ranks &&

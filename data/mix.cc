@@ -40,6 +40,11 @@ void one_hot(std::span<const int64_t> labels, int64_t classes, float* soft_label
   }
 }
 
+void check_mixing(const char* name, double alpha) {
+  WEFT_CHECK(alpha == 0 || (alpha >= 0.001 && alpha <= 1000),
+             "{}: expected 0, or a number in [0.001, 1000], got {}", name, alpha);
+}
+
 Mixing mixup(float lambda) { return {.keep = lambda, .keep_labels = lambda}; }
 
 Mixing cutmix(float lambda, int size, Philox& random) {

@@ -32,6 +32,10 @@ struct Mixing {
   float keep_labels = 1;
 };
 
+/// Throws Error for a parameter of the beta distribution that is neither 0, for none, nor in
+/// [0.001, 1000]: beyond, f64 has no such random numbers.
+void check_mixing(const char* name, double alpha);
+
 /// Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2017:
 /// x_i = lambda x_i + (1 - lambda) x_{i-1}, labels likewise.
 Mixing mixup(float lambda);

@@ -14,6 +14,7 @@ namespace {
 using json = nlohmann::json;
 
 constexpr size_t kLargestForeign = size_t{32} << 20;
+constexpr size_t kLargestByHand = size_t{8} << 20;
 constexpr int kDeepest = 32;
 constexpr const char* kKey = "crc32";
 /// How texts begin, up to the checksum.
@@ -38,32 +39,66 @@ std::string reason_of(const json::exception& error) {
   return reason.substr(0, 300);
 }
 
-/// Parsing takes no stack, but all that reads the result does. `look` sees each event and value.
-template <class Json, class Look>
-Json parse_bounded(std::string_view text, const Path& file, const Look& look) {
-  WEFT_CHECK(text.size() <= kLargestForeign, "{}: {} bytes of JSON, at most {} are read",
-             file.string(), text.size(), kLargestForeign);
-  return Json::parse(text, [&](int depth, typename Json::parse_event_t event, const Json& value) {
-    WEFT_CHECK(depth < kDeepest, "{}: JSON nested more than {} deep", file.string(), kDeepest);
-    look(event, value);
-    return true;
-  });
+/// Parsing takes no stack, but all that reads the result does. (The library's own callback looks
+/// through all of an object's or array's elements after each one.)
+template <class Json>
+class BoundedParser : public nlohmann::detail::json_sax_dom_parser<Json> {
+ public:
+  /// With `refuses_twice` a key stands in an object once.
+  BoundedParser(Json& result, const Path& file, bool refuses_twice)
+      : Base(result), file_(file), refuses_twice_(refuses_twice) {}
+
+  bool start_object(size_t size) {
+    deepen();
+    if (refuses_twice_) keys_.emplace_back();
+    return Base::start_object(size);
+  }
+  bool end_object() {
+    --depth_;
+    if (refuses_twice_) keys_.pop_back();
+    return Base::end_object();
+  }
+  bool start_array(size_t size) {
+    deepen();
+    return Base::start_array(size);
+  }
+  bool end_array() {
+    --depth_;
+    return Base::end_array();
+  }
+  bool key(std::string& text) {
+    WEFT_CHECK(!refuses_twice_ || keys_.back().insert(text).second, "{}: the key {} is there twice",
+               file_.string(), quote(text));
+    return Base::key(text);
+  }
+
+ private:
+  using Base = nlohmann::detail::json_sax_dom_parser<Json>;
+
+  void deepen() {
+    WEFT_CHECK(++depth_ <= kDeepest, "{}: JSON nested more than {} deep", file_.string(), kDeepest);
+  }
+
+  const Path& file_;
+  const bool refuses_twice_;
+  int depth_ = 0;
+  std::vector<std::set<std::string>> keys_;  // of each object that is open
+};
+
+template <class Json>
+Json parse_bounded(std::string_view text, const Path& file, size_t most, bool refuses_twice) {
+  WEFT_CHECK(text.size() <= most, "{}: {} bytes of JSON, at most {} are read", file.string(),
+             text.size(), most);
+  Json result;
+  BoundedParser<Json> parser(result, file, refuses_twice);
+  Json::sax_parse(text, &parser);
+  return result;
 }
 
 template <class Json>
 Json parse_by_hand(std::string_view text, const Path& file) {
-  using Event = typename Json::parse_event_t;
-  std::vector<std::set<std::string>> keys;  // of each object that is open
-  const auto refuse_twice = [&](Event event, const Json& value) {
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event != Event::key) return;
-    const auto& key = value.template get_ref<const std::string&>();
-    WEFT_CHECK(keys.back().insert(key).second, "{}: the key {} is there twice", file.string(),
-               quote(key));
-  };
   try {
-    return parse_bounded<Json>(text, file, refuse_twice);
+    return parse_bounded<Json>(text, file, kLargestByHand, true);
   } catch (const json::parse_error& error) {
     const std::string_view read = text.substr(0, std::min(error.byte, text.size()));
     WEFT_FAIL("{}: line {}: expected JSON", file.string(), std::ranges::count(read, '\n') + 1);
@@ -77,6 +112,8 @@ Json parse_by_hand(std::string_view text, const Path& file) {
 std::string checked_json_text(json object, int indent) {
   object[kKey] = kNoChecksum;
   std::string text = object.dump(indent) + "\n";
+  WEFT_CHECK(text.size() <= kLargestForeign, "{} bytes of JSON, at most {} would be read again",
+             text.size(), kLargestForeign);
   const size_t at = checksum_place(text);
   WEFT_ASSERT(at != text.npos);
   const std::string checksum = checksum_text(crc32_of(std::as_bytes(std::span(text))));
@@ -99,7 +136,7 @@ json parse_checked_json(std::string_view text, const Path& file) {
 
 json parse_foreign_json(std::string_view text, const Path& file) {
   try {
-    return parse_bounded<json>(text, file, [](auto, const json&) {});
+    return parse_bounded<json>(text, file, kLargestForeign, false);
   } catch (const json::exception& error) {
     WEFT_FAIL("{} is damaged: {}", file.string(), reason_of(error));
   }

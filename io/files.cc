@@ -95,7 +95,14 @@ FileSummary FileWriter::finish() {
   return summary_;
 }
 
-FileSummary write_file_atomically(const Path& path, const std::function<void(FileWriter&)>& fill) {
+FileSummary write_file_atomically(const Path& named, const std::function<void(FileWriter&)>& fill) {
+  // A link stays one; what is no file, as /dev/null, must not become one.
+  std::error_code error;
+  const bool is_link = std::filesystem::is_symlink(named, error);
+  const Path target = is_link ? std::filesystem::canonical(named, error) : Path();
+  const Path path = target.empty() ? named : target;
+  WEFT_CHECK(!std::filesystem::exists(path, error) || std::filesystem::is_regular_file(path, error),
+             "cannot write {}: it is there, and no regular file", named.string());
   const Path directory = parent_of(path);
   const Path hidden = directory / fmt::format(".{}.{}.tmp", path.filename().string(), ::getpid());
   FileSummary summary;
@@ -255,7 +262,7 @@ std::string owner_in(int locked) {
 DirectoryLock::DirectoryLock(const Path& directory) : file_(directory / ".lock") {
   announce("lock", file_);
   while (true) {
-    descriptor_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    descriptor_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (descriptor_ < 0) fail_with_errno("create", file_);
     if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       const std::string owner = owner_in(descriptor_);

@@ -62,11 +62,10 @@ void Progress::update(int64_t step, int64_t images, double loss, double accuracy
   const double time = now();
   if (finished_ || time < next_draw_) return;
   next_draw_ = time + (terminal_ ? kTerminalInterval : kPlainInterval);
-  if (terminal_) {
-    fmt::print(options_.out, "{}{}", kEraseLine, line(terminal_width(options_.out) - 1));
-  } else {
-    fmt::print(options_.out, "{}\n", line(kPlainWidth));
-  }
+  // A stream that takes nothing ends no run: fmt::print() would throw.
+  const std::string text =
+      terminal_ ? kEraseLine + line(terminal_width(options_.out) - 1) : line(kPlainWidth) + "\n";
+  std::fputs(text.c_str(), options_.out);
   std::fflush(options_.out);
   drawn_ = true;
 }
@@ -130,7 +129,8 @@ void Table::print(const std::vector<std::string>& cells) {
                                               : fmt::format("{:>{}}", cells[i], columns_[i].width);
   }
   text.erase(text.find_last_not_of(' ') + 1);
-  fmt::print(out_, "{}\n", text);
+  text += '\n';
+  std::fputs(text.c_str(), out_);
 }
 
 }  // namespace weft::io

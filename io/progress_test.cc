@@ -1,34 +1,36 @@
 #include "io/progress.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
+#include <cerrno>
+#include <chrono>
 #include <cmath>
-#include <cstdlib>
+#include <thread>
 
 #include "io/event_log.h"
+#include "tests/captured_stderr.h"
 
 using namespace weft;
 using namespace weft::io;
 
 namespace {
 
-/// A file in memory.
 class Capture {
  public:
-  Capture() : file_(::open_memstream(&text_, &size_)) {}
-  ~Capture() {
-    std::fclose(file_);
-    std::free(text_);
-  }
+  Capture() : file_(std::tmpfile()) { REQUIRE(file_); }
+  ~Capture() { std::fclose(file_); }
   std::FILE* file() { return file_; }
   std::string text() {
     std::fflush(file_);
-    return {text_, size_};
+    std::string text(static_cast<size_t>(::lseek(::fileno(file_), 0, SEEK_END)), ' ');
+    CHECK(::pread(::fileno(file_), text.data(), text.size(), 0) == std::ssize(text));
+    return text;
   }
 
  private:
-  char* text_ = nullptr;
-  size_t size_ = 0;
-  std::FILE* file_;
+  std::FILE* const file_;
 };
 
 }  // namespace
@@ -119,7 +121,40 @@ TEST_CASE("Events are JSON objects, one a line, in the order of their fields") {
         "{\"event\":\"step\",\"step\":3,\"loss\":0.25,\"bad\":null}\n"
         "{\"event\":\"done\",\"checkpoint\":\"runs/a\"}\n");
   EventLog(nullptr).write("step", {});
+  Capture bytes;
+  EventLog(bytes.file()).write("done", {{"checkpoint", "runs/\xff"}});
+  CHECK(bytes.text() == "{\"event\":\"done\",\"checkpoint\":\"runs/\xef\xbf\xbd\"}\n");
+}
+
+TEST_CASE("Events that cannot be written end no run, which is told") {
   std::FILE* full = std::fopen("/dev/full", "w");
-  CHECK_THROWS_WITH(EventLog(full).write("step", {{"step", 1}}), "cannot write the JSON events");
+  int failures = 0;
+  EventLog log(full, [&] { ++failures; });
+  const std::string told = captured_stderr([&] {
+    for (int step : {1, 2}) log.write("step", {{"step", step}});
+  });
+  CHECK(told == "weft: cannot write the JSON events: No space left on device\n");
+  CHECK(log.has_failed());
+  CHECK(failures == 1);
   std::fclose(full);
+  // A reader who takes nothing is waited for, where the pipe does not block for two seconds.
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_NONBLOCK) == 0);
+  std::FILE* pipe = ::fdopen(ends[1], "w");
+  const std::string page(1 << 16, 'x');
+  while (::write(ends[1], page.data(), page.size()) > 0) {
+  }
+  std::thread reader([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::string taken(page.size(), ' ');
+    CHECK(::read(ends[0], taken.data(), taken.size()) > 0);
+  });
+  CHECK(write_through(pipe, "a line\n"));
+  reader.join();
+  while (::write(ends[1], page.data(), page.size()) > 0) {
+  }
+  CHECK(!write_through(pipe, "a line\n"));
+  CHECK(errno == EAGAIN);
+  std::fclose(pipe);
+  ::close(ends[0]);
 }

@@ -10,6 +10,9 @@ namespace weft::io {
 /// UTF-8 replaced, and cut after 120 bytes.
 std::string quote(std::string_view text);
 
+/// Whether it can stand in JSON, YAML and what else is text.
+bool is_utf8(std::string_view text);
+
 /// A name for a table: as it is when that is printable, else quoted whole.
 std::string printable(const std::string& name);
 

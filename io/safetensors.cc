@@ -371,9 +371,12 @@ std::string write(FileWriter& writer, const NamedTensors& tensors, const Metadat
                  "safetensors: tensor {} is on {}, expected cpu", quote(name), tensor.device());
       const uint64_t end = offset + tensor.nbytes();
       const auto dtype = std::ranges::find(kNames, tensor.dtype(), &NamedDType::second);
-      header[name] = {{"dtype", dtype->first},
-                      {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
-                      {"data_offsets", {offset, end}}};
+      // Behind the others: [name] would look through all of them.
+      header.get_ref<nlohmann::ordered_json::object_t&>().push_back(
+          {name,
+           {{"dtype", dtype->first},
+            {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
+            {"data_offsets", {offset, end}}}});
       offset = end;
     }
     text = header.dump();

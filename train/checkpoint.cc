@@ -95,7 +95,7 @@ json read_state(const io::Path& path) {
   const std::string text = io::read_text(path);
   if (io::looks_like_checked_json(text)) return io::parse_checked_json(text, path);
   // Of an earlier version, which summed the state alone.
-  json all = json::parse(text);
+  json all = io::parse_foreign_json(text, path);
   check_format(all, path);
   const std::string written = field<std::string>(all, "state_crc32", path);
   const std::string found = checksum_of(field(all, "state", path).dump());
@@ -175,6 +175,14 @@ void write_latest(const io::Path& output, const StepName& name) {
 }
 
 }  // namespace
+
+bool holds_checkpoint(const io::Path& output) {
+  return std::filesystem::exists(output / kLatestFile) || !list_steps(output).empty();
+}
+
+bool is_step_name(const io::Path& directory) {
+  return parse_step(directory.filename().string()).has_value();
+}
 
 CheckpointDraft::CheckpointDraft(const io::Path& output, int64_t step)
     : output_(output), step_(step) {

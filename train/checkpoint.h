@@ -94,6 +94,11 @@ Checkpoint load_checkpoint(const io::Path& path, CheckpointParts parts = Checkpo
 /// "; the checkpoint before it is OUT/step-800", where there is one of a lower step beside it.
 std::string say_what_is_before(const io::Path& step);
 
+/// Whether there is one to load in the directory of a run.
+bool holds_checkpoint(const io::Path& output);
+/// Whether a checkpoint's directory is called as it would be in its run's: "step-N".
+bool is_step_name(const io::Path& directory);
+
 /// The step's directory that load_checkpoint(path) would read. Throws Error when there is none.
 io::Path find_checkpoint(const io::Path& path);
 

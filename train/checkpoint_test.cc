@@ -128,6 +128,13 @@ TEST_CASE("Files of before there was a checksum of all are read") {
   write(step / "state.json", all.dump(2) + "\n");
   write(output / "latest", "step-7\n");
   CHECK(consistent_value(load_checkpoint(output)) == 7);
+  // Nor does such a file nest without end.
+  const std::string deep(2000000, '['), ends(2000000, ']');
+  write(
+      step / "state.json",
+      R"({"format":"weft-checkpoint","state_crc32":"x","version":1,"step":7,"files":{},"state":)" +
+          deep + ends + "}");
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json: JSON nested more than 32 deep"));
   all["state"]["value"] = 8;
   write(step / "state.json", all.dump(2) + "\n");
   CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json is damaged: its state's CRC-32"));

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "data/mix.h"
 #include "data/sets/open.h"
 #include "data/sets/open_text.h"
 #include "dist/strategy/settings.h"
@@ -164,6 +165,9 @@ void check_share(const char* setting, double value) {
 template <class T>
 void check_not_negative(const char* setting, T value) {
   WEFT_CHECK(value >= 0, "{}: must not be negative, got {}", setting, value);
+  if constexpr (std::is_floating_point_v<T>) {
+    WEFT_CHECK(std::isfinite(value), "{}: expected a finite number, got {}", setting, value);
+  }
 }
 
 void validate_precision(const Config& c) {
@@ -478,8 +482,12 @@ std::vector<std::string> recipe_names() {
 void validate(const Config& c) {
   validate_data_and_model(c);
   validate_length(c);
-  check_positive("batch-size", c.batch_size);
-  check_positive("accumulate", c.accumulate);
+  constexpr int64_t kMost = 1 << 30;
+  for (const auto& [setting, number] :
+       {std::pair("batch-size", c.batch_size), std::pair("accumulate", c.accumulate)}) {
+    check_positive(setting, number);
+    WEFT_CHECK(number <= kMost, "{}: expected up to {}, got {}", setting, kMost, number);
+  }
   parse_save_every(c.save_every);
   check_not_negative("watch", c.watch);
   WEFT_CHECK(c.image_size >= 0 && c.image_size <= kLargestImage,
@@ -506,9 +514,7 @@ void validate(const Config& c) {
   check_positive("lr", c.lr);
   check_not_negative("weight-decay", c.weight_decay);
   check_not_negative("clip-norm", c.clip_norm);
-  WEFT_CHECK(std::isfinite(c.lr) && std::isfinite(c.weight_decay) && std::isfinite(c.clip_norm),
-             "lr, weight-decay and clip-norm: expected finite numbers, got {}, {} and {}", c.lr,
-             c.weight_decay, c.clip_norm);
+  WEFT_CHECK(std::isfinite(c.lr), "lr: expected a finite number, got {}", c.lr);
   check_choice("nonfinite", c.nonfinite, {"stop", "skip"});
   check_share("momentum", c.momentum);
   const optim::Options options = optim::optimizer_options(c.optimizer);
@@ -530,6 +536,11 @@ void validate(const Config& c) {
   check_share("warmup", c.warmup);
   check_share("label-smoothing", c.label_smoothing);
   check_share("drop-path", c.drop_path);
+  for_each_setting(c, [](const std::string& setting, const auto& value) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::string>) {
+      WEFT_CHECK(io::is_utf8(value), "{}: expected UTF-8, got {}", setting, io::quote(value));
+    }
+  });
   const data::Augmentation& a = c.augmentation;
   WEFT_CHECK(a.shift >= 0 && a.shift <= kLargestImage, "shift: expected 0 to {} pixels, got {}",
              kLargestImage, a.shift);
@@ -538,8 +549,8 @@ void validate(const Config& c) {
   WEFT_CHECK(a.magnitude >= 0 && a.magnitude <= 30, "magnitude: expected 0 to 30, got {}",
              a.magnitude);
   WEFT_CHECK(a.erase >= 0 && a.erase <= 1, "erase: expected a probability, got {}", a.erase);
-  check_not_negative("mixup", a.mixup);
-  check_not_negative("cutmix", a.cutmix);
+  data::check_mixing("mixup", a.mixup);
+  data::check_mixing("cutmix", a.cutmix);
   validate_ranks(c);
 }
 

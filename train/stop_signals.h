@@ -10,7 +10,9 @@ namespace weft::train {
 /// While it lives, the first SIGINT, SIGTERM, SIGHUP, or SIGUSR1 (what a launcher sends its ranks
 /// on Ctrl-C) is a request to stop, and a second one ends the program as usual. So is a SIGPIPE,
 /// which comes when nobody reads standard output any more; it ends nothing. Where SIGHUP was
-/// ignored before (nohup) it still is. One at a time.
+/// ignored before (nohup) it still is. Where standard output or standard error takes nothing as a
+/// request comes, as a pipe that nobody reads, neither blocks from then on: a writer that waits
+/// gets EAGAIN, and the step ends. One at a time.
 class StopSignals {
  public:
   StopSignals();
@@ -20,6 +22,8 @@ class StopSignals {
 
   /// Whether one has come since the last construction.
   static bool requested();
+  /// As if one had come.
+  static void request();
   /// Whether there is one.
   static bool are_watched();
 

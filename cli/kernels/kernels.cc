@@ -142,8 +142,7 @@ int report(Lab lab) {
     if (status != 0) return status;
     io::write_file_atomically(rows, [&](io::FileWriter& file) { file.write(text); });
   }
-  std::ifstream file(rows);
-  WEFT_CHECK(file.good(), "{}: cannot read it", rows);
+  std::istringstream file(io::read_text(rows));
   kernel_page(read_kernel_rows(file, rows)).write(html);
   fmt::print("{}\n", html);
   return 0;

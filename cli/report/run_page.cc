@@ -537,8 +537,14 @@ void read_findings(RunRecord& run, const io::Path& directory, bool evaluates) {
   int64_t last_step = -1;
   try {
     last_step = step_of(train::find_checkpoint(directory));
-  } catch (const Error&) {
-    if (!run.findings) run.no_findings = "no validation.json, and no checkpoint to evaluate";
+  } catch (const Error& error) {
+    const bool is_damaged = train::holds_checkpoint(directory);
+    if (is_damaged) {
+      run.no_findings = error.what();
+      fmt::print(stderr, "weft: {}\n", error.what());
+    } else if (!run.findings) {
+      run.no_findings = "no validation.json, and no checkpoint to evaluate";
+    }
     return;
   }
   if (run.findings && run.findings->step == last_step) return;

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "data/files.h"
 #include "data/sets/sets.h"
+#include "io/quote.h"
 
 namespace weft::data {
 namespace {
@@ -34,6 +35,7 @@ class ImageFolder : public Dataset {
     cache_.resize(size());
   }
 
+  std::string name(int64_t index) const override { return files_.at(index); }
   Image image(int64_t index) const override {
     {
       std::lock_guard lock(mutex_of(index));
@@ -60,7 +62,10 @@ class ImageFolder : public Dataset {
     labels_.resize(files_.size(), static_cast<int64_t>(class_names_.size()));
     WEFT_CHECK(files_.size() > before, "{}: class folder without a .jpg, .jpeg or .png file",
                folder.string());
-    class_names_.push_back(folder.filename().string());
+    const std::string name = folder.filename().string();
+    WEFT_CHECK(io::is_utf8(name), "{}: expected classes whose names are UTF-8, got {}",
+               root_.string(), io::quote(name));
+    class_names_.push_back(name);
   }
 
   std::string path(int64_t index) const {

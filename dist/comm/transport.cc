@@ -9,8 +9,9 @@ namespace weft::dist {
 
 std::chrono::steady_clock::time_point after(double seconds) {
   using Clock = std::chrono::steady_clock;
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  constexpr double kLongest = 1e9;  // thirty years; a clock's nanoseconds count to 292
+  const std::chrono::duration<double> wait(std::min(seconds, kLongest));
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(wait);
 }
 
 Message message(int peer, const Tensor& x, int64_t first, int64_t count) {

@@ -6,55 +6,24 @@
 #include <cstring>
 #include <map>
 #include <numeric>
-#include <sstream>
 #include <utility>
 
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "core/memory_account.h"
 #include "core/view.h"
+#include "dist/comm/agreement.h"
 #include "dist/comm/device/on_device.h"
 #include "dist/data_parallel/pass_watch.h"
 #include "nn/meta.h"
 
 namespace weft::dist {
-namespace {
-
-/// A text of rank `root` on all ranks.
-std::string broadcast_text(Communicator& group, const std::string& text, int root) {
-  const Tensor length = Tensor::from(std::vector<int64_t>{static_cast<int64_t>(text.size())}, {1});
-  group.broadcast(length, root).wait();
-  const Tensor bytes = Tensor::zeros({length.data<int64_t>()[0]}, DType::u8);
-  if (group.rank() == root && !text.empty()) std::memcpy(bytes.raw(), text.data(), text.size());
-  group.broadcast(bytes, root).wait();
-  return {static_cast<const char*>(bytes.raw()), bytes.nbytes()};
-}
-
-}  // namespace
-
 void verify_same_tensors(Communicator& group, const NamedTensors& tensors, std::string_view what) {
   std::string mine;
   for (const auto& [name, tensor] : tensors) {
     mine += fmt::format("{} {} {}\n", name, tensor.dtype(), tensor.shape());
   }
-  const std::string first = broadcast_text(group, mine, 0);
-  // The lowest rank that differs; size() when none does.
-  const int64_t differs = mine == first ? group.size() : group.rank();
-  const Tensor lowest = Tensor::from(std::vector<int64_t>{differs}, {1});
-  group.all_reduce(lowest, ReduceOp::kMin).wait();
-  const int rank = static_cast<int>(lowest.data<int64_t>()[0]);
-  if (rank == group.size()) return;
-  const std::string theirs = broadcast_text(group, mine, rank);
-  const auto next_line = [](std::istream& text) {
-    std::string line;
-    std::getline(text, line);
-    return line.empty() ? "nothing" : line;
-  };
-  std::istringstream lines(first), other_lines(theirs);
-  std::string line, other;
-  while (line == other) line = next_line(lines), other = next_line(other_lines);
-  WEFT_FAIL("{}: the ranks hold different models: rank 0 has {}, rank {} has {}", what, line, rank,
-            other);
+  verify_same_lines(group, mine, fmt::format("{}: the ranks hold different models", what));
 }
 
 CommunicationHook compress_gradients(DType narrow) {

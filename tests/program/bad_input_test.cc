@@ -1,5 +1,6 @@
 // Bad input of the commands that train and use models: each is one line that names the thing, and
 // leaves nothing behind.
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/files.h"
@@ -209,6 +210,96 @@ TEST_CASE("A directory that is no run, and one that already is, are named") {
   check_error(run_weft("train --model resnet8 --output " + scratch("file") + "/run"), 1,
               "cannot create the directory " + scratch("file") + "/run: Not a directory");
   check_error(run_weft("train --model resnet8 --output /proc/run"), 1, "/proc/run");
+}
+
+TEST_CASE("What would overwrite a checkpoint, a run or something else is refused") {
+  const std::string run = fresh_scratch("kept");
+  std::filesystem::copy(resnet_run(), run, std::filesystem::copy_options::recursive);
+  const std::string step = run + "/step-1";
+  const auto all = [&] {
+    std::string text;
+    for (const char* file : {"/latest", "/step-1/model.safetensors", "/metrics.jsonl"}) {
+      text += read_file(run + file);
+    }
+    return text;
+  };
+  const std::string before = all();
+  check_error(run_weft("consolidate " + run + " " + step + "/model.safetensors"), 1,
+              "expected a place outside of checkpoints, " + step + " is one");
+  check_error(run_weft("consolidate --max-shard-size 1MB " + run + " " + step), 1,
+              "expected a place outside of checkpoints");
+  check_error(run_weft("report --no-evaluation " + run + " --output " + run + "/latest"), 1,
+              "--output: " + run + "/latest is there and no page");
+  CHECK(all() == before);
+  // A run whose first save was interrupted has no `latest`, and is one.
+  std::filesystem::rename(run + "/latest", run + "/other");
+  check_error(run_weft("train --model resnet8 --output " + run), 2, run + " already holds a run");
+  // A checkpoint alone is of no run that could go on around it.
+  const std::string home = fresh_scratch("home");
+  std::filesystem::create_directories(home);
+  std::filesystem::copy(step, home + "/best", std::filesystem::copy_options::recursive);
+  std::filesystem::copy(step, home + "/step-1", std::filesystem::copy_options::recursive);
+  write_bytes(home + "/config.yaml", {'m', 'i', 'n', 'e'});
+  for (const char* copy : {"/best", "/step-1"}) {
+    check_error(run_weft("train --resume " + home + copy), 1,
+                home + copy + " is a checkpoint outside of its run's directory");
+  }
+  CHECK(read_file(home + "/config.yaml") == "mine");
+  CHECK(!std::filesystem::exists(home + "/metrics.jsonl"));
+}
+
+TEST_CASE("Names that are not UTF-8 are refused before anything is trained") {
+  const std::string folder = make_colour_folders("latin", 4, 16, 16);
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::filesystem::rename(entry.path(), folder + "/\xff");
+    break;
+  }
+  const std::string output = fresh_scratch("latin_run");
+  check_error(run_weft("train --model resnet8 --data folder:" + folder + " --output " + output), 1,
+              "expected classes whose names are UTF-8, got ");
+  CHECK(!std::filesystem::exists(output));
+  check_error(run_weft("train --model resnet8 --data 'folder:\xff' --output " + output), 2,
+              "data: expected UTF-8, got ");
+}
+
+TEST_CASE("A number that mixes nothing, or is too large, is refused") {
+  for (const char* setting : {"mixup", "cutmix"}) {
+    for (const char* alpha : {"inf", "1e300", "1e-320", "-1"}) {
+      check_error(run_weft(fmt::format("train --model resnet8 --{} {}", setting, alpha)), 2,
+                  fmt::format("{}: expected 0, or a number in [0.001, 1000], got ", setting));
+    }
+  }
+  check_error(run_weft("train --model resnet8 --accumulate 9223372036854775807"), 2,
+              "accumulate: expected up to 1073741824");
+}
+
+TEST_CASE("Nobody waits for a pipe in the place of a file") {
+  const std::string pipe = fresh_scratch("pipe");
+  REQUIRE(::mkfifo(pipe.c_str(), 0666) == 0);
+  for (const std::string& arguments :
+       {"train --data text:" + pipe, "predict --checkpoint " + resnet_run() + " " + pipe,
+        "launch --devices 2 --hosts " + pipe + " -- true"}) {
+    const Outcome outcome = run_shell("timeout 60 " + weft_program() + " " + arguments);
+    INFO(arguments << "\n" << outcome.err);
+    CHECK(outcome.code != 124);
+    CHECK(outcome.code != 0);
+    CHECK_THAT(outcome.err, Contains(pipe));
+  }
+}
+
+TEST_CASE("Where memory is short the program ends by an error, not by a signal") {
+  int errors = 0;
+  for (int limit = 80000; limit <= 130000; limit += 5000) {
+    const Outcome outcome = run_shell(
+        fmt::format("ulimit -c 0; ulimit -v {}; timeout 300 {} eval --threads 1 --device cpu "
+                    "--limit-batches 1 --checkpoint {}",
+                    limit, weft_program(), resnet_run()));
+    INFO(limit << "\n" << outcome.err);
+    CHECK((outcome.code == 0 || outcome.code == 1));
+    errors += outcome.code == 1;
+  }
+  INFO("of 11 limits " << errors << " were too low");
+  CHECK(errors < 11);
 }
 
 TEST_CASE("A checkpoint with another model's weights is refused") {

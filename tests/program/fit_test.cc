@@ -224,6 +224,24 @@ TEST_CASE("Validation batches that were tried leave no trace") {
   }
 }
 
+TEST_CASE("A run that ended because its metric is none ends the same way when it goes on") {
+  const std::string settings =
+      images() +
+      "--epochs 6 --limit-batches 1 --limit-val-batches 2 --early-stopping 3 --optimizer sgd "
+      "--lr 1e30 --momentum 0 --clip-norm 0 --weight-decay 0 --schedule constant --warmup 0";
+  const auto whole = run_train("fit_nan", settings);
+  REQUIRE(whole.back().at("event") == "done");
+  REQUIRE_THAT(whole.back().at("stop_reason").get<std::string>(), Contains("nan"));
+  // As if it had been killed before it wrote its weights.
+  const std::string bits = read_file(weights("fit_nan"));
+  std::filesystem::remove(weights("fit_nan"));
+  const Outcome outcome = run_weft("train --json --resume " + scratch("fit_nan"));
+  INFO(outcome.err);
+  REQUIRE(outcome.code == 0);
+  CHECK(read_file(weights("fit_nan")) == bits);
+  CHECK(parse_lines(outcome.out).back().at("stop_reason") == whole.back().at("stop_reason"));
+}
+
 TEST_CASE("Ranks average, stop and rank their states together") {
   const std::string settings =
       "--epochs 2 --limit-batches 4 --val-check-interval 2 --ema 0.5 --early-stopping=9 "

@@ -58,7 +58,38 @@ TEST_CASE("ranks that somebody else started train as those of --devices") {
   }
 }
 
+TEST_CASE("ranks that were not started alike are told apart") {
+  const auto with_store = [](int rank) {
+    return fmt::format(
+        "PATH=/nowhere:/usr/bin:/bin WEFT_STORE={0} RANK={1} WORLD_SIZE=2 LOCAL_RANK={1} "
+        "LOCAL_WORLD_SIZE=2",
+        scratch("apart"), rank);
+  };
+  const auto apart = [&](const std::string& of_rank_1, const std::string& message) {
+    fresh_scratch("apart");
+    const auto rank = [&](int r) {
+      return with_store(r) + " timeout 120 " + weft_program() + " train --output " +
+             fresh_scratch("apart_run") + " " + tiny("") + (r == 1 ? " " + of_rank_1 : "");
+    };
+    const Outcome outcome = run_shell(rank(1) + " & second=$!; " + rank(0) +
+                                      "; first=$?; wait $second; echo $first $?");
+    INFO(outcome.err);
+    CHECK(outcome.out == "1 1\n");
+    CHECK_THAT(outcome.err, Contains("the ranks were not started alike: rank 0 has " + message));
+  };
+  apart("--lr 0.125", "lr ");
+  apart("--weight-decay 0.5", "weight_decay ");
+  apart("--label-smoothing 0.3", "label_smoothing ");
+}
+
 TEST_CASE("variables that do not make a world are errors") {
+  for (const auto& [variables, message] :
+       {std::pair("WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"),
+        std::pair("RANK=1", "RANK is 1, but WORLD_SIZE is not set")}) {
+    check_error(run_shell(fmt::format("{} timeout 60 {} train --output {} {}", variables,
+                                      weft_program(), fresh_scratch("none"), tiny(""))),
+                1, message);
+  }
   check_error(run_shell("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost timeout 60 " + weft_program() +
                         " train --output " + fresh_scratch("none") + " " + tiny("")),
               1, "MASTER_PORT is not");

@@ -1,4 +1,8 @@
 // What decides a run's weights, and what does not.
+#include <chrono>
+#include <fstream>
+#include <thread>
+
 #include "io/safetensors.h"
 #include "tests/program/train_runs.h"
 #include "train/checkpoint.h"
@@ -34,7 +38,9 @@ TEST_CASE("A run that is stopped and resumed, twice, has the bits of one that is
                                         "--precision bf16 --optimizer sgd --lr 0.01",
                                         "--precision fp16 --initial-loss-scale 1e12 "
                                         "--loss-scale-window 7 --loss-scale-hysteresis 2",
-                                        "--precision fp8 --fp8-scaling delayed --fp8-level O2");
+                                        "--precision fp8 --fp8-scaling delayed --fp8-level O2",
+                                        "--precision fp8 --fp8-scaling delayed "
+                                        "--val-check-interval 30");
   const std::string arguments = "--model vit_lite --data folder:" + folder +
                                 " --batch-size 2 --accumulate 2 --epochs 2 --seed 5 "
                                 "--drop-path 0.2 --mixup 0.2 --erase 0.3 " +
@@ -89,6 +95,56 @@ TEST_CASE("A run that is stopped and resumed, twice, has the bits of one that is
     CHECK(again[0].at(field) == whole.back().at(field));
   }
   CHECK(diff_weights("whole", "stopped") == 0);
+}
+
+TEST_CASE("A reader of events who goes away, or reads nothing, costs no step") {
+  const std::string folder = make_colour_folders("unread_images", 90, 16, 16);
+  const std::string settings =
+      " --model vit_lite --batch-size 2 --epochs 200 --data folder:" + folder + " --output ";
+  // The pipe's other end is closed behind the first event.
+  const std::string gone = fresh_scratch("gone");
+  const Outcome outcome = run_shell("{ timeout 600 " + weft_program() + " train --json" + settings +
+                                    gone + "; echo $? >&2; } | head -1");
+  CHECK_THAT(outcome.err, Contains("weft: cannot write the JSON events: Broken pipe\n") &&
+                              Contains("continue with: ./weft train --resume " + gone + "\n130\n"));
+  CHECK(std::filesystem::exists(gone + "/latest"));
+  // Nobody reads while the run is asked to stop.
+  const std::string unread = fresh_scratch("unread");
+  BackgroundWeft weft("train --json" + settings + unread);
+  await(weft, "step", 1);
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // a page of steps is soon written
+  weft.send(SIGTERM);
+  for (int i = 0; i < 300 && !std::filesystem::exists(unread + "/latest"); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  CHECK(std::filesystem::exists(unread + "/latest"));
+  CHECK(weft.finish().code == 130);
+}
+
+TEST_CASE("Data that is another one when a run goes on is named") {
+  const std::string folder = make_colour_folders("moved_images", 6, 16, 16);
+  const std::string run = scratch("moved");
+  run_train("moved",
+            "--model resnet8 --batch-size 4 --epochs 1 --limit-batches 1 --data folder:" + folder);
+  std::vector<std::filesystem::path> classes;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    classes.push_back(entry.path());
+  }
+  const auto first = std::filesystem::directory_iterator(classes[0])->path();
+  std::filesystem::rename(first, classes[1] / ("moved" + first.extension().string()));
+  check_error(run_weft("train --resume " + run), 1, folder + " has changed: its images have other");
+
+  const std::string text = scratch("words.txt"), of_text = fresh_scratch("text");
+  const auto write = [&](int words) {
+    std::ofstream out(text);
+    for (int i = 0; i < words; ++i) out << "word " << i * i % 97 << "\n";
+  };
+  write(9000);
+  REQUIRE(run_weft("train --recipe gpt-quick --epochs 1 --limit-batches 2 --data text:" + text +
+                   " --output " + of_text)
+              .code == 0);
+  write(9500);
+  check_error(run_weft("train --resume " + of_text), 1, text + " has changed: its bytes are ");
 }
 
 TEST_CASE("A stop during validation is one before it: resuming validates all of it") {

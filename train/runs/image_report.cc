@@ -158,7 +158,6 @@ void RunReport::epoch(const RunState& state, double images_per_second, double se
                                 {"accuracy/train", e.train_accuracy},
                                 {"loss/validation", e.validation.loss},
                                 {"accuracy/validation", e.validation.accuracy}});
-  figures_->flush();
 }
 
 void RunReport::findings(const Findings& findings, const io::Path& output) {
@@ -169,15 +168,14 @@ void RunReport::findings(const Findings& findings, const io::Path& output) {
     figures_->image(fmt::format("most wrong/{}", i + 1), findings.step, image.height, image.width,
                     image.png);
   }
-  figures_->flush();
 }
 
-void RunReport::interrupted(const RunState& state, const RunCheckpoints& checkpoints) const {
+void RunReport::interrupted(const RunState& state, const RunCheckpoints& checkpoints) {
   if (is_main_) checkpoints.report_interrupted(log_, state.step);
 }
 
 void RunReport::done(const RunState& state, const RunResult& result, double images_per_second,
-                     const RunCheckpoints& checkpoints) const {
+                     const RunCheckpoints& checkpoints) {
   if (!is_main_) return;
   nlohmann::ordered_json done = {{"step", state.step},
                                  {"loss", state.last_epoch.loss},
@@ -189,8 +187,10 @@ void RunReport::done(const RunState& state, const RunResult& result, double imag
                                  {"stop_reason", result.stop_reason},
                                  {"checkpoint", result.checkpoint}};
   checkpoints.add_best(done);
+  checkpoints.tell_skipped();
   if (result.test_accuracy) done["test_accuracy"] = *result.test_accuracy;
   log_.write("done", done);
+  WEFT_CHECK(!log_.has_failed(), "the run is done, and not all of its events are written");
   if (json_) return;
   fmt::print("\n{}", describe_end(config_, result.stop_reason));
   if (result.test_accuracy) {
@@ -198,8 +198,13 @@ void RunReport::done(const RunState& state, const RunResult& result, double imag
                100 * *result.test_accuracy, result.test_images,
                io::format_duration(result.seconds));
   } else {
-    fmt::print("validation accuracy {:.2f}% (the data has no test split), after {}\n",
-               100 * result.validation_accuracy, io::format_duration(result.seconds));
+    const double accuracy = 100 * result.validation_accuracy;
+    fmt::print(
+        "{}, after {}\n",
+        std::isnan(accuracy)
+            ? "not validated: the run ended before"
+            : fmt::format("validation accuracy {:.2f}% (the data has no test split)", accuracy),
+        io::format_duration(result.seconds));
   }
   fmt::print("checkpoint {}\n{}weights    {}\n", result.checkpoint, checkpoints.describe_best(),
              (io::Path(result.output) / "model.safetensors").string());

@@ -23,6 +23,7 @@
 #include "train/runs/run_checkpoints.h"
 #include "train/runs/run_figures.h"
 #include "train/runs/run_options.h"
+#include "train/stop_signals.h"
 #include "train/trained_model.h"
 
 namespace weft::train {
@@ -86,9 +87,12 @@ struct StepFigures {
 
 class RunReport {
  public:
-  /// `config` must outlive it.
+  /// `config` must outlive it. Where an event cannot be written the run is asked to stop.
   RunReport(const Config& config, bool is_main, bool json)
-      : config_(config), is_main_(is_main), json_(json), log_(is_main && json ? stdout : nullptr) {}
+      : config_(config),
+        is_main_(is_main),
+        json_(json),
+        log_(is_main && json ? stdout : nullptr, StopSignals::request) {}
 
   /// Before the first step; curves and metrics go to `output`, and the configuration as
   /// config.yaml. Metrics of a run that goes on are cut back to its checkpoint.
@@ -100,9 +104,9 @@ class RunReport {
   void epoch(const RunState& state, double images_per_second, double seconds);
   /// After the last validation.
   void findings(const Findings& findings, const io::Path& output);
-  void interrupted(const RunState& state, const RunCheckpoints& checkpoints) const;
+  void interrupted(const RunState& state, const RunCheckpoints& checkpoints);
   void done(const RunState& state, const RunResult& result, double images_per_second,
-            const RunCheckpoints& checkpoints) const;
+            const RunCheckpoints& checkpoints);
 
   /// Where progress bars are drawn.
   std::FILE* progress_stream() const;
@@ -112,7 +116,7 @@ class RunReport {
 
   const Config& config_;
   const bool is_main_, json_;
-  const io::EventLog log_;
+  io::EventLog log_;
   std::optional<io::Table> table_;
   std::optional<RunFigures> figures_;
 };

@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "autograd/ops.h"
@@ -16,6 +17,7 @@
 #include "core/graph.h"
 #include "core/parallel.h"
 #include "data/sets/open.h"
+#include "dist/comm/agreement.h"
 #include "dist/comm/exact_sum.h"
 #include "io/json_field.h"
 #include "io/sharded_safetensors.h"
@@ -88,6 +90,42 @@ struct GlobalBatch {
   int micro_batches = 1;
   int ranks = 1;  // those that take different images
 };
+
+/// What a run continues or begins with, if anything.
+struct Start {
+  std::optional<Checkpoint> checkpoint = {};  // of the same run, read from `step`
+  io::Path step = {};
+  std::optional<Pretrained> weights = {};
+};
+
+/// A checksum of which examples there are, in which order and under which labels.
+std::string fingerprint(const data::Dataset& dataset) {
+  uint32_t sum = 0;
+  for (int64_t i = 0; i < dataset.size(); ++i) {
+    const std::string example = fmt::format("{} {}\n", dataset.label(i), dataset.name(i));
+    sum = io::crc32_of(std::as_bytes(std::span(example)), sum);
+  }
+  return io::checksum_text(sum);
+}
+
+/// Throws Error on all ranks of a run where one was started with other settings or data, or goes on
+/// from another checkpoint.
+void verify_same_run(Fabric& fabric, const Config& config, const data::Splits& splits,
+                     const Start& start) {
+  if (!fabric.world()) return;
+  std::string lines = describe_start(config, start.checkpoint ? &*start.checkpoint : nullptr);
+  for (const auto& [name, dataset] :
+       {std::pair("train", splits.train), std::pair("validation", splits.validation)}) {
+    lines += fmt::format("{} to {}, checksum {}\n", dataset->size(), name, fingerprint(*dataset));
+    // Of what they show a few: a copy of the data that is older than the others.
+    for (const int64_t i : {int64_t{0}, dataset->size() / 2, dataset->size() - 1}) {
+      const data::Image image = dataset->image(i);
+      lines += fmt::format("{}: image {} of checksum {}\n", name, i,
+                           io::checksum_text(io::crc32_of(std::as_bytes(std::span(image.pixels)))));
+    }
+  }
+  dist::verify_same_lines(*fabric.world(), lines, kOtherRun);
+}
 
 /// False where one rank takes whole batches.
 bool is_shared(const GlobalBatch& batch, const Fabric& fabric) {
@@ -238,13 +276,6 @@ class ImageModule : public TrainingModule {
   std::vector<Verdict> verdicts_;
 };
 
-/// What a run continues or begins with, if anything.
-struct Start {
-  std::optional<Checkpoint> checkpoint = {};  // of the same run, read from `step`
-  io::Path step = {};
-  std::optional<Pretrained> weights = {};
-};
-
 /// What happens around the steps: streams of random numbers, the learning rate, figures, progress
 /// bars, the run's directory, and what its checkpoints record.
 class ImageRun : public Callback {
@@ -277,7 +308,7 @@ class ImageRun : public Callback {
   const std::shared_ptr<RunCheckpoints>& checkpoints() const { return checkpoints_; }
   const std::shared_ptr<WatchLayers>& watch() const { return watch_; }
   const io::Path& output() const { return output_; }
-  const RunReport& report() const { return report_; }
+  RunReport& report() { return report_; }
   RunState place() const {
     RunState state = p_.state;
     state.step = trainer_.global_step();
@@ -452,7 +483,9 @@ class ImageRun : public Callback {
     const Generator& g = generator();
     state["generator"] = {{"seed", g.seed}, {"stream", g.stream}, {"offset", g.offset}};
     state["images"] = {{"train", p_.splits.train->size()},
-                       {"validation", p_.splits.validation->size()}};
+                       {"validation", p_.splits.validation->size()},
+                       {"train_crc32", train_examples_},
+                       {"validation_crc32", validation_examples_}};
     state.update(to_json(place()));
     state[kHistory] = trainer_.history();
     // Runs of the same bits have the same states, unless they go by the clock.
@@ -467,6 +500,16 @@ class ImageRun : public Callback {
                "{} has changed: {} images to train and {} to validate, the run had {} and {}",
                p_.config.data, p_.splits.train->size(), p_.splits.validation->size(), train,
                validation);
+    // Older checkpoints have the numbers alone.
+    for (const auto& [key, examples] : {std::pair("train_crc32", train_examples_),
+                                        std::pair("validation_crc32", validation_examples_)}) {
+      if (!images.contains(key)) continue;
+      const auto saved = io::field<std::string>(images, key);
+      WEFT_CHECK(saved == examples,
+                 "{} has changed: its images have other names, classes or another order than those "
+                 "of the run ({} is {}, it was {})",
+                 p_.config.data, key, examples, saved);
+    }
     const nlohmann::json& g = io::object_field(state, "generator");
     generator() = {.seed = io::field<uint64_t>(g, "seed"),
                    .stream = io::field<uint64_t>(g, "stream"),
@@ -484,6 +527,8 @@ class ImageRun : public Callback {
   const optim::Schedule schedule_;
   const std::shared_ptr<RunCheckpoints> checkpoints_;
   std::shared_ptr<WatchLayers> watch_;  // null: nobody looks
+  const std::string train_examples_ = fingerprint(*p_.splits.train);
+  const std::string validation_examples_ = fingerprint(*p_.splits.validation);
   std::optional<RunDirectory> directory_;
   io::Path output_;
   Sums step_;
@@ -551,7 +596,8 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
         config.val_check_interval.of(train_batches, "val-check-interval") * batch.of_rank();
   }
   const auto evaluated = [&](const data::Dataset& dataset) {
-    return evaluated_batches(config, (dataset.size() + batch.images - 1) / batch.images);
+    return evaluated_batches(config,
+                             dataset.size() / batch.images + (dataset.size() % batch.images != 0));
   };
   const int64_t validation_batches = evaluated(*splits.validation);
   const int64_t test_batches = splits.test ? evaluated(*splits.test) : 0;
@@ -562,6 +608,7 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
   Trainer trainer(std::move(how));
   trainer.launch(options.world);
   Fabric& fabric = trainer.fabric();
+  verify_same_run(fabric, config, splits, start);
 
   std::vector<std::string> weight_notes;
   TrainedModel trained = make_model(config, splits, fabric.is_main(), start, weight_notes);

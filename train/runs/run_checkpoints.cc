@@ -110,7 +110,21 @@ void RunCheckpoints::on_fit_start(Trainer& trainer, TrainingModule& module) {
   }
 }
 
-void RunCheckpoints::report_interrupted(const io::EventLog& log, int64_t step) const {
+void RunCheckpoints::on_train_batch_end(Trainer& trainer, TrainingModule&, const Tensor&,
+                                        const Batch&, int64_t) {
+  if (!trainer.has_stepped()) return;
+  ++steps_;
+  skipped_steps_ += trainer.was_skipped();
+}
+
+void RunCheckpoints::tell_skipped() const {
+  if (skipped_steps_ == 0) return;
+  fmt::print(stderr,
+             "weft: {} of {} steps were left out: their loss or gradients were not finite\n",
+             skipped_steps_, steps_);
+}
+
+void RunCheckpoints::report_interrupted(io::EventLog& log, int64_t step) const {
   nlohmann::ordered_json checkpoint;
   if (latest_.empty()) {
     fmt::print(stderr, "stopped before there was anything to save; start anew\n");

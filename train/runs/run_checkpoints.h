@@ -38,12 +38,16 @@ class RunCheckpoints : public Callback {
   /// event "best" and "best_score". Nothing where none is looked for, and before the first.
   std::string describe_best() const;
   void add_best(nlohmann::ordered_json& event) const;
+  /// Tells on standard error of steps that were left out, if any were.
+  void tell_skipped() const;
   /// Tells that the run stopped after `step`, and how it goes on: on standard error, and as the
   /// event "interrupted", whose checkpoint is null where nothing was saved.
-  void report_interrupted(const io::EventLog& log, int64_t step) const;
+  void report_interrupted(io::EventLog& log, int64_t step) const;
 
   /// Throws Error naming a checkpoint of another model, optimizer or place.
   void on_fit_start(Trainer& trainer, TrainingModule& module) override;
+  void on_train_batch_end(Trainer& trainer, TrainingModule& module, const Tensor& loss,
+                          const Batch& batch, int64_t index) override;
   void on_save_point(Trainer& trainer, TrainingModule& module) override;
   std::string state_key() const override { return top_k_ == 0 ? "" : "best"; }
   nlohmann::json state_dict() const override;
@@ -65,7 +69,8 @@ class RunCheckpoints : public Callback {
   const RunRecord record_;
   std::optional<Checkpoint> start_;
   io::Path latest_, output_;
-  double saved_at_ = 0;  // seconds of the fit
+  double saved_at_ = 0;                    // seconds of the fit
+  int64_t steps_ = 0, skipped_steps_ = 0;  // of this process
 };
 
 }  // namespace weft::train

@@ -30,11 +30,13 @@ void RunFigures::record(int64_t step, Figures figures, const std::vector<LayerFi
   const std::chrono::duration<double> here = std::chrono::steady_clock::now() - start_;
   figures.emplace_back("seconds", seconds_before_ + here.count());
   metrics_->write(step, figures);
+  curves_.flush();
 }
 
 void RunFigures::image(const std::string& name, int64_t step, int height, int width,
                        const std::string& png) {
   curves_.image(name, step, height, width, png);
+  curves_.flush();
 }
 
 }  // namespace weft::train

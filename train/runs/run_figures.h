@@ -25,10 +25,9 @@ class RunFigures {
   /// Of a run that goes on after so many steps and epochs the metrics are cut back to there.
   RunFigures(const io::Path& output, const Config& config, int64_t step, int64_t epoch);
 
+  /// Curves and metrics are with the system when it returns: a run that is killed loses neither.
   void record(int64_t step, Figures figures, const std::vector<LayerFigures>& layers = {});
   void image(const std::string& name, int64_t step, int height, int width, const std::string& png);
-  /// Brings the curves to the disk; metrics are there when record() returns.
-  void flush() { curves_.flush(); }
 
  private:
   io::TensorBoardWriter curves_;

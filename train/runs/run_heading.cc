@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+#include <span>
+
 #include "core/parallel.h"
 #include "kernels/gemm/matmul_numerics.h"
 #include "optim/deepspeed_schedule.h"
@@ -36,6 +39,18 @@ std::string describe_settings(const Config& config, int64_t steps_per_epoch,
                      config.accumulate > 1 ? fmt::format(" x {}", config.accumulate) : "",
                      sample.empty() ? "" : " x " + sample, config.optimizer, config.lr,
                      optim::schedule_name(config.schedule));
+}
+
+std::string describe_start(const Config& config, const Checkpoint* checkpoint) {
+  std::string lines;
+  const nlohmann::json settings = to_json(config);
+  for (const auto& [key, value] : settings.items()) {
+    if (key != "data" && key != "weights") lines += fmt::format("{} {}\n", key, value.dump());
+  }
+  if (!checkpoint) return lines;
+  const std::string state = checkpoint->state.dump();
+  return lines + fmt::format("step {} of a state of checksum {}\n", checkpoint->step,
+                             io::checksum_text(io::crc32_of(std::as_bytes(std::span(state)))));
 }
 
 std::string describe_end(const Config& config, const std::string& stop_reason) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/device.h"
+#include "train/checkpoint.h"
 #include "train/config.h"
 
 namespace weft::train {
@@ -20,6 +21,11 @@ std::string of_epochs(const Config& config);
 /// (one-cycle)", of a `sample` of 32 bytes; none: samples count alone.
 std::string describe_settings(const Config& config, int64_t steps_per_epoch,
                               const std::string& sample = {});
+/// What ranks of a run have in common as they begin, in lines: the settings but for where each
+/// finds data and weights, and the checkpoint that they go on from, if any.
+std::string describe_start(const Config& config, const Checkpoint* checkpoint);
+/// What is said of ranks that differ in it.
+inline constexpr const char* kOtherRun = "the ranks were not started alike";
 /// "stopped: max_steps = 500\n"; nothing of a run that has done its epochs.
 std::string describe_end(const Config& config, const std::string& stop_reason);
 

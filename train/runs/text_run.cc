@@ -6,6 +6,7 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "core/parallel.h"
 #include "data/sets/open_text.h"
 #include "data/tensors/text_windows.h"
+#include "dist/comm/agreement.h"
 #include "io/event_log.h"
 #include "io/json_field.h"
 #include "io/progress.h"
@@ -26,6 +28,7 @@
 #include "train/runs/run_figures.h"
 #include "train/runs/run_heading.h"
 #include "train/runs/text_model.h"
+#include "train/stop_signals.h"
 #include "train/trainer/trainer.h"
 #include "train/trainer/watch_layers.h"
 
@@ -91,7 +94,7 @@ class TextReport : public Callback, public Logger {
         splits_(splits),
         checkpoints_(checkpoints),
         watch_(std::move(watch)),
-        log_(options.json ? stdout : nullptr) {}
+        log_(options.json ? stdout : nullptr, StopSignals::request) {}
 
   const io::Path& output() const { return output_; }
 
@@ -184,7 +187,6 @@ class TextReport : public Callback, public Logger {
     figures_->record(step, {{"epoch", static_cast<double>(epoch + 1)},
                             {kTrainLoss, loss},
                             {kValidationLoss, validation}});
-    figures_->flush();
     log_.write("epoch", {{"epoch", epoch + 1},
                          {"step", step},
                          {"loss", loss},
@@ -196,9 +198,9 @@ class TextReport : public Callback, public Logger {
                fmt::format("{:.0f}", bytes_per_second_), io::format_duration(seconds)});
   }
 
-  void interrupted() const { checkpoints_.report_interrupted(log_, trainer_->global_step()); }
+  void interrupted() { checkpoints_.report_interrupted(log_, trainer_->global_step()); }
 
-  void done(double test_loss, int64_t test_bytes, const RunResult& result) const {
+  void done(double test_loss, int64_t test_bytes, const RunResult& result) {
     nlohmann::ordered_json done = {{"step", trainer_->global_step()},
                                    {"loss", value_of(trainer_->metrics(), kTrainLoss)},
                                    {"val_loss", value_of(trainer_->metrics(), kValidationLoss)},
@@ -209,8 +211,10 @@ class TextReport : public Callback, public Logger {
                                    {"stop_reason", result.stop_reason},
                                    {"checkpoint", result.checkpoint}};
     checkpoints_.add_best(done);
+    checkpoints_.tell_skipped();
     if (splits_.entropy) done["entropy"] = *splits_.entropy;
     log_.write("done", done);
+    WEFT_CHECK(!log_.has_failed(), "the run is done, and not all of its events are written");
     if (options_.json) return;
     const std::string beside = splits_.entropy
                                    ? fmt::format("the text's entropy is {:.4f}", *splits_.entropy)
@@ -263,7 +267,7 @@ class TextReport : public Callback, public Logger {
   const data::TextSplits& splits_;
   RunCheckpoints& checkpoints_;
   const std::shared_ptr<WatchLayers> watch_;  // null: nobody looks
-  const io::EventLog log_;
+  io::EventLog log_;
   Trainer* trainer_ = nullptr;
   nn::Module* model_ = nullptr;
   std::optional<RunDirectory> directory_;
@@ -276,15 +280,34 @@ class TextReport : public Callback, public Logger {
   double epoch_bytes_ = 0, epoch_seconds_ = 0, bytes_per_second_ = NAN;
 };
 
-RunRecord record_of(const TextModel& text) {
-  const auto save = [&text](Trainer& trainer) {
+/// A checksum of the bytes, and where they are cut.
+nlohmann::json fingerprint(const data::TextSplits& splits) {
+  nlohmann::json json;
+  for (const auto& [part, bytes] :
+       {std::pair("train", &splits.train), std::pair("validation", &splits.validation),
+        std::pair("test", &splits.test)}) {
+    const uint32_t sum = io::crc32_of(std::as_bytes(std::span(*bytes)));
+    json[part] = {{"bytes", bytes->size()}, {"crc32", io::checksum_text(sum)}};
+  }
+  return json;
+}
+
+RunRecord record_of(const TextModel& text, const nlohmann::json& bytes) {
+  const auto save = [&text, bytes](Trainer& trainer) {
     nlohmann::json state = describe(text);
     state.update({{"config", to_json(text.config)},
+                  {"text", bytes},
                   {"trainer", trainer.state_dict()},
                   {"schedule", trainer.scheduler()->state_dict()}});
     return state;
   };
-  const auto load = [](Trainer& trainer, const nlohmann::json& state) {
+  const auto load = [&text, bytes](Trainer& trainer, const nlohmann::json& state) {
+    // Older checkpoints know nothing of their text.
+    if (state.contains("text")) {
+      const nlohmann::json& saved = io::object_field(state, "text");
+      WEFT_CHECK(saved == bytes, "{} has changed: its bytes are {}, the run had {}",
+                 text.config.data, bytes.dump(), saved.dump());
+    }
     trainer.load_state_dict(io::object_field(state, "trainer"));
     trainer.scheduler()->load_state_dict(io::field(state, "schedule"));
   };
@@ -311,8 +334,11 @@ RunResult run(TextModel text, const RunOptions& options, std::optional<Checkpoin
   data::TensorLoader validation(held_out(splits.validation), {.batch_size = batch}),
       test(tested, {.batch_size = batch});
 
+  const nlohmann::json bytes = fingerprint(splits);
+  const std::string beginning = describe_start(config, start ? &*start : nullptr) +
+                                fmt::format("the bytes {}\n", bytes.dump());
   const auto checkpoints =
-      std::make_shared<RunCheckpoints>(config, record_of(text), std::move(start), step);
+      std::make_shared<RunCheckpoints>(config, record_of(text, bytes), std::move(start), step);
   const auto watch = config.watch > 0 ? std::make_shared<WatchLayers>(config.watch) : nullptr;
   const auto report = std::make_shared<TextReport>(text, options, splits, *checkpoints, watch);
   TrainerOptions how = trainer_options(config, options);
@@ -321,6 +347,9 @@ RunResult run(TextModel text, const RunOptions& options, std::optional<Checkpoin
   how.loggers = {report};
   Trainer trainer(std::move(how));
   trainer.launch(options.world);
+  if (trainer.fabric().world()) {
+    dist::verify_same_lines(*trainer.fabric().world(), beginning, kOtherRun);
+  }
   const auto batches_of = [&](const BatchSource& source) {
     return source.share(trainer.fabric())->per_epoch();
   };

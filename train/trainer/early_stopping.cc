@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "io/json_field.h"
 #include "train/exact_text.h"
@@ -26,7 +27,8 @@ std::string EarlyStopping::impatience() const {
 }
 
 void EarlyStopping::on_train_start(Trainer& trainer, TrainingModule&) {
-  const std::string reason = impatience();
+  std::string reason = std::exchange(resumed_reason_, {});
+  if (reason.empty()) reason = impatience();
   if (!reason.empty()) trainer.stop(reason);
 }
 
@@ -59,17 +61,24 @@ void EarlyStopping::look(Trainer& trainer) {
   }
   if (reason.empty()) return;
   stopped_epoch_ = trainer.epoch();
+  if (reason != impatience()) reason_ = reason;
   trainer.stop(reason);
 }
 
 nlohmann::json EarlyStopping::state_dict() const {
-  return {{"best", exact_text(best_)}, {"waited", waited_}, {"stopped_epoch", stopped_epoch_}};
+  nlohmann::json state = {
+      {"best", exact_text(best_)}, {"waited", waited_}, {"stopped_epoch", stopped_epoch_}};
+  if (!reason_.empty()) state["reason"] = reason_;
+  return state;
 }
 
 void EarlyStopping::load_state_dict(const nlohmann::json& state) {
   best_ = exact_number(io::field<std::string>(state, "best"));
   io::read_field(state, "waited", waited_);
   io::read_field(state, "stopped_epoch", stopped_epoch_);
+  reason_.clear();
+  if (state.contains("reason")) io::read_field(state, "reason", reason_);
+  resumed_reason_ = reason_;
 }
 
 }  // namespace weft::train

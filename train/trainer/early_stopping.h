@@ -48,6 +48,8 @@ class EarlyStopping : public Callback {
   double best_ = NAN;
   int64_t waited_ = 0;
   int64_t stopped_epoch_ = -1;
+  std::string reason_;          // of a stop that no patience would have put off
+  std::string resumed_reason_;  // that of the run which goes on: it has ended
 };
 
 }  // namespace weft::train

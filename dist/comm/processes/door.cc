@@ -1,6 +1,7 @@
 #include "dist/comm/processes/door.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -17,8 +18,19 @@ namespace {
 using Clock = Socket::Clock;
 
 constexpr double kPatience = 5;        // seconds
-constexpr size_t kMostPending = 1024;  // strangers at once
+constexpr size_t kMostDropped = 1024;  // that are named
 constexpr uint32_t kVersion = 1;
+
+/// Strangers at once: an eighth of the files that this process may have open.
+size_t most_pending() {
+  static const size_t most = [] {
+    rlimit limit = {};
+    const bool is_known =
+        ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    return is_known ? std::clamp<size_t>(limit.rlim_cur / 8, 4, 1024) : 1024;
+  }();
+  return most;
+}
 
 enum class Answer : char { kWelcome, kOtherSecret, kOtherVersion };
 
@@ -51,7 +63,7 @@ bool are_equal(const char (&a)[64], const char (&b)[64]) {
 }  // namespace
 
 void Door::add_to(std::vector<pollfd>& entries) const {
-  const bool rests = pending_.size() >= kMostPending || Clock::now() < rests_until_;
+  const bool rests = pending_.size() >= most_pending() || Clock::now() < rests_until_;
   if (!rests) entries.push_back({listener_.descriptor(), POLLIN, 0});
   for (const Pending& pending : pending_) {
     entries.push_back({pending.socket.descriptor(), POLLIN, 0});
@@ -59,7 +71,7 @@ void Door::add_to(std::vector<pollfd>& entries) const {
 }
 
 std::vector<Guest> Door::admit() {
-  while (pending_.size() < kMostPending && Clock::now() >= rests_until_) {
+  while (pending_.size() < most_pending() && Clock::now() >= rests_until_) {
     Socket socket(
         ::accept4(listener_.descriptor(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.descriptor() < 0) {
@@ -115,7 +127,7 @@ bool Door::hear(Pending& pending, std::vector<Guest>& guests) {
 
 void Door::drop(const Pending& pending, const std::string& reason) {
   const std::string address = pending.socket.remote_address();
-  if (dropped_.size() > kMostPending || !dropped_.insert(address + reason).second) return;
+  if (dropped_.size() > kMostDropped || !dropped_.insert(address + reason).second) return;
   fmt::print(stderr, "weft: dropped a connection from {} to port {}: {}\n", address, port(),
              reason);
 }

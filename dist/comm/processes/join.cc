@@ -66,7 +66,17 @@ std::shared_ptr<Store> environment_store(const RankPlace& place, double timeout)
 
 }  // namespace
 
-bool is_rank() { return is_mpi_rank() || has_torchrun_variables() || is_slurm_rank(); }
+bool is_rank() {
+  if (is_mpi_rank() || has_torchrun_variables() || is_slurm_rank()) return true;
+  // One of the two makes no rank, and would else be a whole run of its own on each device.
+  const auto refuse_alone = [](const char* name, int usual, const char* other) {
+    if (!variable(name) || variable_number(name, 0, kMostRanks) == usual) return;
+    WEFT_FAIL("{} is {}, but {} is not set", name, variable(name), other);
+  };
+  refuse_alone("WORLD_SIZE", 1, "RANK");
+  refuse_alone("RANK", 0, "WORLD_SIZE");
+  return false;
+}
 
 bool is_task_of_srun() {
   return is_slurm_rank() && !variable("OMPI_COMM_WORLD_SIZE") && !has_torchrun_variables();

@@ -1,9 +1,11 @@
 #include "dist/comm/processes/launch.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <omp.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,6 +28,7 @@
 #include "dist/comm/processes/local_ranks.h"
 #include "dist/comm/processes/mpi.h"
 #include "dist/comm/processes/stopped_ranks.h"
+#include "io/files.h"
 #include "io/quote.h"
 
 namespace weft::dist {
@@ -157,7 +160,13 @@ constexpr int kMostInFile = 1 << 16;  // as of --devices
 std::string beginning_of(const std::string& path) {
   constexpr const char* kSpace = " \t\r\n";
   char text[64] = {};
-  std::ifstream(path).read(text, sizeof(text) - 1);
+  // Without waiting for whoever would write into a pipe, which is none.
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  struct stat status = {};
+  if (file >= 0 && ::fstat(file, &status) == 0 && S_ISREG(status.st_mode)) {
+    [[maybe_unused]] const ssize_t read = ::read(file, text, sizeof(text) - 1);
+  }
+  if (file >= 0) ::close(file);
   const std::string_view all = text;
   const size_t begin = std::min(all.find_first_not_of(kSpace), all.size());
   return std::string(all.substr(begin, all.find_last_not_of(kSpace) + 1 - begin));
@@ -257,7 +266,7 @@ class StopsRanks {
 /// The first host of an mpirun's file; without one this host.
 std::string first_host(const std::string& hostfile) {
   if (hostfile.empty()) return "127.0.0.1";
-  std::ifstream file(hostfile);
+  std::istringstream file(io::read_text(hostfile));
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
     std::string host;
