@@ -10,6 +10,7 @@
 #include "autograd/ops.h"
 #include "core/log.h"
 #include "core/transfer.h"
+#include "dist/comm/agreement.h"
 #include "io/quote.h"
 
 namespace weft::train {
@@ -89,15 +90,7 @@ std::vector<std::string> all_texts(const std::string& mine, const dist::Communic
 }  // namespace
 
 std::string broadcast_text(const std::string& text, const dist::CommunicatorPtr& world) {
-  if (!world) return text;
-  const Tensor size = Tensor::from(std::vector{static_cast<int64_t>(text.size())}, {1});
-  world->broadcast(size).wait();
-  const int64_t count = size.data<int64_t>()[0];
-  if (count == 0) return "";
-  const Tensor bytes = Tensor::zeros({count}, DType::u8);
-  if (world->rank() == 0) std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
-  world->broadcast(bytes).wait();
-  return {bytes.data<uint8_t>(), bytes.data<uint8_t>() + count};
+  return world ? dist::broadcast_text(*world, text) : text;
 }
 
 void on_rank_0(const std::function<void()>& function, const dist::CommunicatorPtr& world) {

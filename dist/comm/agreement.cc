@@ -9,8 +9,10 @@ namespace weft::dist {
 std::string broadcast_text(Communicator& group, const std::string& text, int root) {
   const Tensor length = Tensor::from(std::vector<int64_t>{static_cast<int64_t>(text.size())}, {1});
   group.broadcast(length, root).wait();
-  const Tensor bytes = Tensor::zeros({length.data<int64_t>()[0]}, DType::u8);
-  if (group.rank() == root && !text.empty()) std::memcpy(bytes.raw(), text.data(), text.size());
+  const int64_t count = length.data<int64_t>()[0];
+  if (count == 0) return "";
+  const Tensor bytes = Tensor::zeros({count}, DType::u8);
+  if (group.rank() == root) std::memcpy(bytes.raw(), text.data(), text.size());
   group.broadcast(bytes, root).wait();
   return {static_cast<const char*>(bytes.raw()), bytes.nbytes()};
 }

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -18,6 +17,7 @@
 #include "nn/meta.h"
 
 namespace weft::dist {
+
 void verify_same_tensors(Communicator& group, const NamedTensors& tensors, std::string_view what) {
   std::string mine;
   for (const auto& [name, tensor] : tensors) {

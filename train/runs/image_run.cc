@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "autograd/ops.h"
@@ -108,15 +109,22 @@ std::string fingerprint(const data::Dataset& dataset) {
   return io::checksum_text(sum);
 }
 
+/// Of the data's parts.
+struct Fingerprints {
+  std::string train, validation;
+};
+
 /// Throws Error on all ranks of a run where one was started with other settings or data, or goes on
 /// from another checkpoint.
 void verify_same_run(Fabric& fabric, const Config& config, const data::Splits& splits,
-                     const Start& start) {
+                     const Fingerprints& examples, const Start& start) {
   if (!fabric.world()) return;
   std::string lines = describe_start(config, start.checkpoint ? &*start.checkpoint : nullptr);
-  for (const auto& [name, dataset] :
-       {std::pair("train", splits.train), std::pair("validation", splits.validation)}) {
-    lines += fmt::format("{} to {}, checksum {}\n", dataset->size(), name, fingerprint(*dataset));
+  for (const auto& [name, dataset, checksum] :
+       {std::tuple("train", splits.train, examples.train),
+        std::tuple("validation", splits.validation, examples.validation)}) {
+    lines += fmt::format("{} to {}, checksum {}\n", dataset->size(), name, checksum);
+    if (dataset->size() == 0) continue;
     // Of what they show a few: a copy of the data that is older than the others.
     for (const int64_t i : {int64_t{0}, dataset->size() / 2, dataset->size() - 1}) {
       const data::Image image = dataset->image(i);
@@ -284,6 +292,7 @@ class ImageRun : public Callback {
     const Config& config;
     const RunOptions& options;
     const data::Splits& splits;
+    const Fingerprints& examples;
     const TrainedModel& trained;
     const GlobalBatch& batch;
     ImageModule& module;
@@ -484,8 +493,8 @@ class ImageRun : public Callback {
     state["generator"] = {{"seed", g.seed}, {"stream", g.stream}, {"offset", g.offset}};
     state["images"] = {{"train", p_.splits.train->size()},
                        {"validation", p_.splits.validation->size()},
-                       {"train_crc32", train_examples_},
-                       {"validation_crc32", validation_examples_}};
+                       {"train_crc32", p_.examples.train},
+                       {"validation_crc32", p_.examples.validation}};
     state.update(to_json(place()));
     state[kHistory] = trainer_.history();
     // Runs of the same bits have the same states, unless they go by the clock.
@@ -501,8 +510,8 @@ class ImageRun : public Callback {
                p_.config.data, p_.splits.train->size(), p_.splits.validation->size(), train,
                validation);
     // Older checkpoints have the numbers alone.
-    for (const auto& [key, examples] : {std::pair("train_crc32", train_examples_),
-                                        std::pair("validation_crc32", validation_examples_)}) {
+    for (const auto& [key, examples] : {std::pair("train_crc32", p_.examples.train),
+                                        std::pair("validation_crc32", p_.examples.validation)}) {
       if (!images.contains(key)) continue;
       const auto saved = io::field<std::string>(images, key);
       WEFT_CHECK(saved == examples,
@@ -527,8 +536,6 @@ class ImageRun : public Callback {
   const optim::Schedule schedule_;
   const std::shared_ptr<RunCheckpoints> checkpoints_;
   std::shared_ptr<WatchLayers> watch_;  // null: nobody looks
-  const std::string train_examples_ = fingerprint(*p_.splits.train);
-  const std::string validation_examples_ = fingerprint(*p_.splits.validation);
   std::optional<RunDirectory> directory_;
   io::Path output_;
   Sums step_;
@@ -608,7 +615,8 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
   Trainer trainer(std::move(how));
   trainer.launch(options.world);
   Fabric& fabric = trainer.fabric();
-  verify_same_run(fabric, config, splits, start);
+  const Fingerprints examples = {fingerprint(*splits.train), fingerprint(*splits.validation)};
+  verify_same_run(fabric, config, splits, examples, start);
 
   std::vector<std::string> weight_notes;
   TrainedModel trained = make_model(config, splits, fabric.is_main(), start, weight_notes);
@@ -638,6 +646,7 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
       std::make_shared<ImageRun>(ImageRun::Parts{.config = config,
                                                  .options = options,
                                                  .splits = splits,
+                                                 .examples = examples,
                                                  .trained = trained,
                                                  .batch = batch,
                                                  .module = module,
