@@ -9,16 +9,41 @@
 namespace weft {
 namespace {
 
+/// A leaf's data as they were when they were cast.
+class Source {
+ public:
+  Source() = default;
+  explicit Source(const Tensor& x)
+      : leaf_(x.autograd_handle()),
+        storage_(x.storage()),
+        version_(x.version()),
+        offset_(x.offset()),
+        shape_(x.shape()),
+        strides_(x.strides()) {}
+  bool is(const Tensor& x) const {
+    return version_ == x.version() && offset_ == x.offset() && shape_ == x.shape() &&
+           strides_ == x.strides() && storage_.lock() == x.storage() &&
+           leaf_.lock() == x.autograd_handle();
+  }
+
+ private:
+  std::weak_ptr<AutogradMeta> leaf_;
+  std::weak_ptr<Storage> storage_;
+  uint64_t version_ = 0;
+  int64_t offset_ = 0;
+  Shape shape_;
+  Strides strides_;
+};
+
 struct CachedCast {
-  std::weak_ptr<Storage> source;
-  uint64_t version = 0;
+  Source source;
   Tensor cast;
 };
 
 /// A cast that the tape alone holds, and lets go of as backward comes by.
 struct TapesCast {
-  std::weak_ptr<Storage> source, cast;
-  uint64_t version = 0;
+  Source source;
+  std::weak_ptr<Storage> cast;
   DType dtype = DType::f32;
 };
 
@@ -36,8 +61,7 @@ thread_local State state;
 bool is_parameter(const Tensor& x) { return x.autograd() && x.autograd()->requires_grad; }
 
 bool is_current(const CachedCast& entry, const Tensor& x, DType dtype) {
-  return entry.version == x.version() && entry.cast.defined() && entry.cast.dtype() == dtype &&
-         entry.source.lock() == x.storage();
+  return entry.cast.defined() && entry.cast.dtype() == dtype && entry.source.is(x);
 }
 
 /// The cast of a leaf, made at most once per version of its data.
@@ -46,8 +70,8 @@ Tensor cached(std::unordered_map<const void*, CachedCast>& cache, const Tensor& 
               Make make) {
   CachedCast& entry = cache[x.autograd()];
   if (!is_current(entry, x, dtype)) {
-    const uint64_t version = x.version();
-    entry = {x.storage(), version, make()};
+    const Source source(x);
+    entry = {source, make()};
   }
   return entry.cast;
 }
@@ -56,12 +80,11 @@ Tensor cached(std::unordered_map<const void*, CachedCast>& cache, const Tensor& 
 Tensor from_tape(const Tensor& x, DType dtype) {
   TapesCast& entry = state.tapes[x.autograd()];
   const std::shared_ptr<Storage> held = entry.cast.lock();
-  if (held && entry.version == x.version() && entry.dtype == dtype &&
-      entry.source.lock() == x.storage()) {
+  if (held && entry.dtype == dtype && entry.source.is(x)) {
     return Tensor::view_of(held, x.shape(), contiguous_strides(x.shape()), 0, dtype);
   }
   const Tensor cast = raw::contiguous(x, dtype);
-  entry = {x.storage(), cast.storage(), x.version(), dtype};
+  entry = {Source(x), cast.storage(), dtype};
   return cast;
 }
 
@@ -105,7 +128,10 @@ Tensor autocast_f32(const Tensor& x) {
 
 Tensor autocast_weight(const Tensor& weight, DType dtype) {
   if (weight.dtype() == dtype) return detach(weight);
-  if (state.depth == 0 || !weight.autograd()) return raw::contiguous(weight, dtype);
+  // A view's metadata go with it, and the next view's may lie in their place.
+  if (state.depth == 0 || !weight.autograd() || !is_leaf(weight)) {
+    return raw::contiguous(weight, dtype);
+  }
   if (const Tensor copy = narrow_copy(weight, dtype)) return copy;
   // On a CPU a cast costs little beside the products, and memory is at its most in backward.
   const auto kept = state.raw.find(weight.autograd());

@@ -48,8 +48,8 @@ Tensor autocast_cast(const Tensor& x);
 /// Low: the dtype in which a product of x and weight is formed: the one in force, or without one,
 /// or beside an f64, the wider of theirs.
 DType autocast_products(const Tensor& x, const Tensor& weight);
-/// Low: the raw cast of a weight, cached and not recorded: for ops that return its gradient in the
-/// weight's dtype themselves.
+/// Low: the raw cast of a weight, not recorded, and of a leaf cached: for ops that return its
+/// gradient in the weight's dtype themselves.
 Tensor autocast_weight(const Tensor& weight, DType dtype);
 /// f32: x widened, when it is narrower.
 Tensor autocast_f32(const Tensor& x);

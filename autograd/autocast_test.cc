@@ -441,6 +441,35 @@ TEST_CASE("a cast made while nothing is recorded does not serve a recorded use")
   CHECK(w.grad().to_vector() == Values(15, 2));
 }
 
+TEST_CASE("slices of a weight are each multiplied as themselves") {
+  manual_seed(3);
+  const Tensor x = ops::randn({4, 8});
+  Tensor w = ops::randn({12, 8}).set_requires_grad(true);
+  const auto slices = [&] {
+    Values all;
+    for (int64_t i = 0; i < 3; ++i) {
+      // Its metadata lie where those of the slice before it did.
+      const Tensor y = ops::linear(x, ops::narrow(w, 0, 4 * i, 4));
+      const Values part = ops::cast(y, DType::f32).to_vector();
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  };
+  const auto expected = [&] {
+    Values all;
+    for (int64_t i = 0; i < 3; ++i) {
+      const Tensor part = ops::clone(ops::narrow(detach(w), 0, 4 * i, 4));
+      const Values y = ops::cast(ops::linear(x, part), DType::f32).to_vector();
+      all.insert(all.end(), y.begin(), y.end());
+    }
+    return all;
+  };
+  const Autocast mode(DType::bf16);
+  CHECK(slices() == expected());
+  const NoGrad guard;
+  CHECK(slices() == expected());
+}
+
 TEST_CASE("checkpointed layers see the autocast of their first run") {
   manual_seed(2);
   Tensor w = ops::randn({5, 5}).set_requires_grad(true);

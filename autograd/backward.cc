@@ -9,6 +9,7 @@
 #include "autograd/op_hook.h"
 #include "autograd/ops.h"
 #include "autograd/raw.h"
+#include "autograd/stack_room.h"
 #include "core/memory_account.h"
 
 namespace weft {
@@ -110,7 +111,7 @@ class Pass {
       WEFT_CHECK(gradient.shape() == roots[i].shape(),
                  "backward: the gradient {} does not have the shape of the root {}", gradient,
                  roots[i]);
-      roots_.push_back({roots[i], gradient});
+      roots_.push_back({roots[i], ops::cast(gradient, roots[i].dtype())});
     }
     for (const auto& [root, gradient] : roots_) {
       if (const Edge edge = edge_of(root); edge.node) visit(edge.node);
@@ -127,11 +128,13 @@ class Pass {
     }
     for (auto state = order_.rbegin(); state != order_.rend(); ++state) {  // oldest first
       (*state)->needed = std::ranges::any_of(
-          (*state)->node->edges, [&](const Edge& edge) { return leads_to_capture(edge); });
+          (*state)->node->inputs, [&](const Edge& edge) { return leads_to_capture(edge); });
     }
   }
 
   void run() {
+    // The sums of contributions, and hooks, are a part of the graph where one is asked for.
+    const GradMode mode(options_.create_graph);
     count_leaf_uses();
     for (auto& [root, gradient] : roots_) send(edge_of(root), gradient);
     for (NodeState* state : order_) run_node(*state);
@@ -155,7 +158,7 @@ class Pass {
       entry->second.node = node;
       entry->second.gradients.resize(node->outputs);
       order_.push_back(&entry->second);
-      for (const Edge& edge : node->edges) {
+      for (const Edge& edge : node->inputs) {
         if (edge.node) stack.push_back(edge.node);
       }
     }
@@ -182,7 +185,7 @@ class Pass {
     }
     for (const NodeState* state : order_) {
       if (!state->needed) continue;
-      for (const Edge& edge : state->node->edges) {
+      for (const Edge& edge : state->node->inputs) {
         if (edge.leaf && is_wanted(edge)) count(edge.leaf);
       }
     }
@@ -214,8 +217,8 @@ class Pass {
     }
     if (!meta.grad.defined()) {
       // The gradient may be shared with another leaf or with the caller; .grad() must not be.
-      const bool keeps = options_.create_graph || gradient.is_unique();
-      meta.grad = keeps && gradient.is_contiguous() ? gradient : ops::clone(gradient);
+      const bool keeps = gradient.is_unique() && gradient.is_contiguous();
+      meta.grad = keeps ? gradient : ops::clone(gradient);
       assign_memory(meta.grad, MemoryKind::kGradients);
     } else if (options_.create_graph) {
       meta.grad = ops::add(meta.grad, gradient);
@@ -245,7 +248,7 @@ class Pass {
     }
     if (!state.needed) return;
     if (!any) {
-      for (const Edge& edge : node.edges) {
+      for (const Edge& edge : node.inputs) {
         if (is_wanted(edge)) send(edge, {});
       }
       return;
@@ -255,11 +258,10 @@ class Pass {
                "retain_graph to the first backward",
                node.name);
     std::vector<bool> needs;
-    for (const Edge& edge : node.edges) needs.push_back(is_wanted(edge));
+    for (const Edge& edge : node.inputs) needs.push_back(is_wanted(edge));
     const HookedNode hooked(node);
     Tensors results;
     {
-      const GradMode mode(options_.create_graph);
       // A NaN made on the way is blamed on this node, below, not on the ops its gradient consists
       // of.
       const AnomalyMode unchecked(false);
@@ -267,10 +269,16 @@ class Pass {
       results =
           node.backward(Backward(state.node, std::move(gradients), needs, options_.create_graph));
     }
-    WEFT_CHECK(results.size() == node.edges.size(),
+    WEFT_CHECK(results.size() == node.inputs.size(),
                "{}: its gradient function returned {} tensors for {} inputs", node.name,
-               results.size(), node.edges.size());
+               results.size(), node.inputs.size());
     for (size_t i = 0; i < results.size(); ++i) {
+      WEFT_CHECK(!results[i].defined() || !needs[i] || results[i].shape() == node.inputs[i].shape,
+                 "{}: its gradient function returned {} for input {}, expected the shape {}",
+                 node.name, results[i], i, node.inputs[i].shape);
+      if (needs[i] && results[i].defined() && results[i].dtype() != node.inputs[i].dtype) {
+        results[i] = ops::cast(results[i], node.inputs[i].dtype);
+      }
       WEFT_CHECK(!AnomalyMode::enabled() || !raw::holds_nan(results[i]),
                  "anomaly: the gradient of {} with respect to its input {}, {}, holds a NaN",
                  node.name, i, results[i]);
@@ -282,7 +290,7 @@ class Pass {
       node.backward = nullptr;
     }
     for (size_t i = 0; i < results.size(); ++i) {
-      if (needs[i]) send(node.edges[i], std::move(results[i]));
+      if (needs[i]) send(node.inputs[i], std::move(results[i]));
       results[i] = {};
     }
   }
@@ -298,6 +306,7 @@ class Pass {
 };
 
 void run_pass(Pass& pass) {
+  require_stack_room("backward");
   ++running.depth;
   try {
     pass.run();
@@ -360,7 +369,9 @@ void retain_grad(const Tensor& tensor) {
   if (edge_of(tensor).leaf) return;
   const std::weak_ptr<AutogradMeta> meta = tensor.autograd_handle();
   register_hook(tensor, [meta](const Tensor& gradient) {
-    if (const auto alive = meta.lock()) alive->grad = gradient;
+    const auto alive = meta.lock();
+    if (!alive) return Tensor();
+    alive->grad = alive->grad.defined() ? ops::add(alive->grad, gradient) : ops::clone(gradient);
     return Tensor();
   });
 }

@@ -20,6 +20,8 @@ Tensor checkpoint(const std::function<Tensor(const Tensors&)>& function, const T
   static const Tensor marker = Tensor::zeros({}).set_requires_grad(true);
   Tensors all = inputs;
   all.push_back(marker);
+  // Of an input that is handed through, or of another's tensor, a change in place would go unseen.
+  if (output.storage().use_count() > 1) mark_shared(output);
   return record("checkpoint", all, output, inputs,
                 [=, count = inputs.size()](const Backward& b) -> Tensors {
                   b.require_no_graph();

@@ -38,7 +38,10 @@ double Fp8Scaling::scale_for(float amax, DType format, double previous) const {
 }
 
 Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, const Tensor& x) {
-  Slot& slot = slots_[weight.id()][static_cast<size_t>(role)];
+  // Handles on what is no leaf come and go, and others have their addresses.
+  const bool has_slot = is_leaf(weight);
+  Slot passing;
+  Slot& slot = has_slot ? slots_[weight.id()][static_cast<size_t>(role)] : passing;
   const bool is_weight = role == Role::kWeight;
   // One that rests in the format is its codes already.
   if (const LowBits bits = is_weight ? current_bits(DType::f8e4m3, x) : LowBits();
@@ -53,11 +56,12 @@ Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, cons
     // A NaN stays until the step ends.
     slot.amax = std::isnan(slot.amax) || slot.amax > largest ? slot.amax : largest;
   };
-  if (is_weight && slot.cached.codes.defined() && slot.version == x.version()) {
+  if (is_weight && slot.cached.codes.defined() && slot.version == x.version() &&
+      slot.offset == x.offset() && slot.source.lock() == x.storage()) {
     remember(slot.cached_amax);
     return slot.cached;
   }
-  const bool is_current = options_.scaling == Fp8Options::Scaling::kCurrent;
+  const bool is_current = options_.scaling == Fp8Options::Scaling::kCurrent || !has_slot;
   const Tensor amax = Tensor::empty({}, DType::f32, x.device());
   if (is_current) {
     kernels::fp8_quantize({.x = x, .amax = amax});
@@ -75,6 +79,8 @@ Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, cons
   if (is_weight) {
     slot.cached = result;
     slot.cached_amax = largest;
+    slot.source = x.storage();
+    slot.offset = x.offset();
     slot.version = x.version();
   }
   return result;

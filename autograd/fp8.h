@@ -67,7 +67,8 @@ class Fp8Scaling {
     Tensor codes;
     double inverse_scale = 1;
   };
-  /// x in the format of its role. A weight's codes are kept until it changes.
+  /// x in the format of its role. A weight's codes are kept until it changes. A weight that is no
+  /// leaf, as a slice of one, has no history: its scales are current ones.
   Quantized quantize(const Tensor& weight, Role role, const Tensor& x);
   /// For a weight that is a rank's part of a larger one: makes of the amax of this rank's tensor
   /// that of the whole, so that current scales are those of one rank. Every rank quantises in one
@@ -84,6 +85,9 @@ class Fp8Scaling {
     bool was_met = false;
     Quantized cached;  // of a weight
     float cached_amax = 0;
+    // What they were made of.
+    std::weak_ptr<Storage> source;
+    int64_t offset = 0;
     uint64_t version = 0;
   };
 

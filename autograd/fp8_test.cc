@@ -217,6 +217,27 @@ TEST_CASE("a weight is quantised once per step") {
   CHECK(quantised.count == 2);
 }
 
+TEST_CASE("slices of a weight are multiplied by their own codes") {
+  manual_seed(6);
+  Tensor w = ops::randn({12, 8}).set_requires_grad(true);
+  const Tensor x = ops::randn({4, 8});
+  const auto product = [&](int64_t i, Fp8Scaling& scaling, bool is_own) {
+    const Fp8Scope scope(scaling);
+    const Tensor part = ops::narrow(is_own ? w : detach(w), 0, 4 * i, 4);
+    return ops::linear(x, is_own ? part : ops::clone(part)).to_vector();
+  };
+  for (auto kind : {Fp8Options::Scaling::kCurrent, Fp8Options::Scaling::kDelayed}) {
+    Fp8Scaling scaling({.scaling = kind});
+    for (bool records : {true, false}) {
+      const GradMode mode(records);
+      for (int64_t i = 0; i < 3; ++i) {
+        Fp8Scaling alone;
+        CHECK(product(i, scaling, true) == product(i, alone, false));
+      }
+    }
+  }
+}
+
 TEST_CASE("checkpointed layers are recomputed in fp8") {
   manual_seed(5);
   Tensor w = ops::randn({8, 8}).set_requires_grad(true);

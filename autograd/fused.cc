@@ -1,5 +1,8 @@
 #include "autograd/fused.h"
 
+#include <set>
+#include <vector>
+
 #include "autograd/backward.h"
 #include "autograd/deferral.h"
 #include "autograd/ops.h"
@@ -29,6 +32,28 @@ Tensors recorded_gradients(const Function& function, const Backward& b, size_t c
   return gradients;
 }
 
+/// Throws Error where y comes from a leaf that is none of the inputs: its gradient would be lost.
+void check_leaves(const Tensor& y, const Tensors& inputs) {
+  std::set<const void*> known;
+  for (const Tensor& x : inputs) {
+    if (x.defined() && x.requires_grad()) known.insert(edge_of(x).leaf.get());
+  }
+  std::vector<Node*> stack = {edge_of(y).node.get()};
+  std::set<const Node*> seen;
+  while (!stack.empty()) {
+    Node* const node = stack.back();
+    stack.pop_back();
+    if (!node || !seen.insert(node).second) continue;
+    for (const Input& input : node->inputs) {
+      WEFT_CHECK(!input.leaf || known.contains(input.leaf.get()),
+                 "fused: {} uses a tensor of shape {} that requires a gradient and is none of the "
+                 "inputs",
+                 node->name, input.shape);
+      stack.push_back(input.node.get());
+    }
+  }
+}
+
 /// The same in one pass.
 Tensors deferred_gradients(const Function& function, const Backward& b, size_t count) {
   const std::shared_ptr<Deferral> deferral = Deferral::make(false);
@@ -45,6 +70,7 @@ Tensors deferred_gradients(const Function& function, const Backward& b, size_t c
     }
     const Tensor y = function(leaves);
     if (y.requires_grad()) {
+      check_leaves(y, leaves);
       Tensors wanted;
       for (const Tensor& leaf : leaves) {
         if (leaf.defined() && leaf.requires_grad()) wanted.push_back(leaf);
@@ -76,6 +102,7 @@ Tensor fused(const Function& function, const Tensors& inputs) {
     WEFT_CHECK(results[0].defined(), "fused: the function returned an undefined tensor");
     deferral->finish(results);
   }
+  if (results[0].storage().use_count() > 1) mark_shared(results[0]);
   return record("fused", inputs, results[0], inputs,
                 [function, replay, count = inputs.size()](const Backward& b) -> Tensors {
                   return replay([&] {

@@ -284,6 +284,13 @@ TEST_CASE("a gradient that would be lost is an error") {
   const auto captures = [w = inputs[1]](const Tensors& t) { return t[0] * w; };
   CHECK_THROWS_WITH(fused(captures, {inputs[0]}),
                     Contains("f32 [2, 3] on cpu") && Contains("is not among its inputs"));
+  // By other than elementwise ops, too.
+  Tensor matrix = Tensor::full({3, 3}, 1).set_requires_grad(true);
+  const auto multiplies = [&](const Tensors& t) { return relu(matmul(t[0], matrix)); };
+  CHECK_THROWS_WITH(backward(sum(fused(multiplies, {inputs[0]}))),
+                    Contains("requires a gradient and is none of the inputs"));
+  CHECK_NOTHROW(backward(
+      sum(fused([](const Tensors& t) { return relu(matmul(t[0], t[1])); }, {inputs[0], matrix}))));
   const NoGrad guard;
   CHECK_NOTHROW(fused(captures, {inputs[0]}));
 }

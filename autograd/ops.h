@@ -125,7 +125,8 @@ Tensor logical_or(const Tensor& a, const Tensor& b);
 Tensor logical_not(const Tensor& x);
 
 // In place: the target keeps its dtype and shape. Error where the other shape does not broadcast to
-// the target's, and for a leaf that requires a gradient.
+// the target's, for a leaf that requires a gradient, and, but for copy_ and fill_, where integers
+// would lose fractions.
 Tensor& add_(Tensor& target, const Tensor& x, double alpha = 1);
 Tensor& mul_(Tensor& target, const Tensor& x);
 Tensor& fill_(Tensor& target, double value);

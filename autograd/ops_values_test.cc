@@ -7,6 +7,7 @@
 
 #include "autograd/backward.h"
 #include "autograd/ops.h"
+#include "autograd/random.h"
 
 namespace weft {
 namespace {
@@ -251,6 +252,44 @@ TEST_CASE("gradients in one pass over many elements are those of few") {
       CHECK(std::memcmp(few.raw(), many.raw(), few.nbytes()) == 0);
     }
   }
+}
+
+TEST_CASE("matrices of a batch that are read backwards or repeated") {
+  manual_seed(5);
+  const Tensor base = ops::randn({3, 40, 40}), a = ops::randn({2, 3, 40, 40});
+  const auto shown = [&](const Shape& shape, const Strides& strides, int64_t offset) {
+    return Tensor::view_of(base.storage(), shape, strides, offset, DType::f32);
+  };
+  const Tensor backwards = shown({3, 40, 40}, {-1600, 40, 1}, 3200);
+  CHECK(ops::matmul(a, backwards).to_vector() == ops::matmul(a, ops::clone(backwards)).to_vector());
+  // The first and the last coincide, those between do not.
+  const Tensor there_and_back = shown({2, 2, 40, 40}, {1600, -1600, 40, 1}, 1600);
+  const Tensor b = ops::randn({2, 2, 40, 40});
+  CHECK(ops::matmul(there_and_back, b).to_vector() ==
+        ops::matmul(ops::clone(there_and_back), b).to_vector());
+  CHECK(ops::matmul(b, there_and_back).to_vector() ==
+        ops::matmul(b, ops::clone(there_and_back)).to_vector());
+}
+
+TEST_CASE("means, deviations and shares of f16 do not leave its range on the way") {
+  const auto leaf = [](const Tensor& x) {
+    Tensor narrow = ops::cast(x, DType::f16);
+    return narrow.set_requires_grad(true);
+  };
+  // 1 / n is 0 in f16, and so is the reciprocal of a count of ties.
+  constexpr int64_t kMany = 1 << 25;
+  const Tensor x = leaf(ops::full({kMany}, 1));
+  backward(ops::mean(x), Tensor::full({}, 4096, DType::f16));
+  CHECK(cast(x.grad(), DType::f32).data<float>()[0] == Approx(4096.0 / kMany).epsilon(1e-2));
+  const Tensor ties = leaf(ops::full({100000}, 1));
+  backward(ops::max(ties), Tensor::full({}, 1024, DType::f16));
+  CHECK(ties.grad().to_vector()[7] == Approx(1024.0 / 100000).epsilon(1e-3));
+  const Tensor wide = leaf(Tensor::from(std::vector<float>{300, -300}, {2}));
+  const Tensor deviation = ops::std(wide);
+  CHECK(deviation.dtype() == DType::f16);
+  CHECK(deviation.item() == Approx(424.26).epsilon(1e-3));
+  backward(deviation);
+  CHECK(wide.grad().to_vector()[0] == Approx(0.7071).epsilon(1e-3));
 }
 
 TEST_CASE("bad input is named") {

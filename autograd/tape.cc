@@ -35,8 +35,12 @@ std::shared_ptr<Node> make_node(std::string_view name, std::span<const Tensor> i
   node->name = name;
   node->backward = std::move(backward);
   node->outputs = static_cast<int>(outputs.size());
-  node->edges.reserve(inputs.size());
-  for (const Tensor& input : inputs) node->edges.push_back(edge_of(input));
+  node->inputs.reserve(inputs.size());
+  for (const Tensor& input : inputs) {
+    const bool is_there = input.defined();
+    node->inputs.push_back({edge_of(input), is_there ? input.shape() : Shape(),
+                            is_there ? input.dtype() : DType::f32});
+  }
   node->saved.reserve(saved.size());
   for (const Tensor& tensor : saved) {
     SavedTensor entry;
@@ -119,6 +123,11 @@ BackwardFunction overwrite_backward(const Tensor& base, const Tensor& view) {
 
 }  // namespace
 
+bool is_leaf(const Tensor& x) {
+  const AutogradMeta* const meta = x.autograd();
+  return !x.unrecorded_since() && (!meta || (!meta->grad_fn && !meta->view));
+}
+
 Edge edge_of(const Tensor& x) {
   AutogradMeta* const meta = x.autograd();
   if (!meta || !x.requires_grad()) return {};
@@ -135,18 +144,18 @@ Edge edge_of(const Tensor& x) {
   return {nullptr, 0, x.autograd_handle()};
 }
 
-// A node's edges, saved tensors and gradient function may hold the last handle on another node, and
-// that on a third, a million times over. So that none is freed from within another, each node hands
-// what it holds to a queue, which the first destructor on the stack empties.
+// A node's inputs, saved tensors and gradient function may hold the last handle on another node,
+// and that on a third, a million times over. So that none is freed from within another, each node
+// hands what it holds to a queue, which the first destructor on the stack empties.
 Node::~Node() {
   struct Remains {
-    std::vector<Edge> edges;
+    std::vector<Input> inputs;
     std::vector<SavedTensor> saved;
     BackwardFunction backward;
     decltype(Node::hooks) hooks;
   };
   thread_local std::vector<Remains>* pending = nullptr;
-  Remains own{std::move(edges), std::move(saved), std::move(backward), std::move(hooks)};
+  Remains own{std::move(inputs), std::move(saved), std::move(backward), std::move(hooks)};
   if (pending) {
     pending->push_back(std::move(own));
     return;
@@ -248,6 +257,10 @@ Tensor record_view(std::string_view name, const Tensor& x, Tensor y, BackwardFun
   const Tensor& base = x.autograd() && x.autograd()->view ? x.autograd()->view->base : x;
   y.make_autograd().view = {base, base.autograd() ? base.autograd()->grad_fn : nullptr};
   return y;
+}
+
+void mark_shared(const Tensor& output) {
+  output.unrecorded_since() = output.storage()->recorded_changes();
 }
 
 void check_in_place(std::string_view name, const Tensors& inputs, const Tensor& target) {

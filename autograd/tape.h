@@ -38,8 +38,16 @@ struct Edge {
 
   bool is_needed() const { return node || leaf; }
 };
+/// Whether x is neither what a recorded op has made nor a view.
+bool is_leaf(const Tensor& x);
 /// Where the gradient of x goes; of a view, after all that was changed in place since it was taken.
 Edge edge_of(const Tensor& x);
+
+/// What a node computed from: where its gradient goes, and what that is like.
+struct Input : Edge {
+  Shape shape;
+  DType dtype;
+};
 
 /// A tensor kept for the backward pass, with the version it had.
 struct SavedTensor {
@@ -58,8 +66,8 @@ class Node {
   Node& operator=(const Node&) = delete;
 
   std::string name;
-  uint64_t sequence = 0;    // position on the tape: later nodes run first
-  std::vector<Edge> edges;  // one per input
+  uint64_t sequence = 0;  // position on the tape: later nodes run first
+  std::vector<Input> inputs;
   std::vector<SavedTensor> saved;
   BackwardFunction backward;
   int outputs = 1;
@@ -97,8 +105,8 @@ class Backward {
 };
 
 /// Records an operation and returns its output, which now carries the history. Does nothing when
-/// recording is off or no input requires a gradient. The gradient function returns one tensor per
-/// input.
+/// recording is off or no input requires a gradient. The gradient function returns a tensor per
+/// input, of its shape or, where none is needed, undefined; one of another dtype is cast.
 Tensor record(std::string_view name, const Tensors& inputs, Tensor output, const Tensors& saved,
               BackwardFunction backward);
 /// The same for several outputs.
@@ -117,6 +125,10 @@ Tensor record_in_place(std::string_view name, const Tensors& inputs, Tensor targ
 /// that requires one, a view of such a leaf, a view taken while recording was off, a view of a
 /// tensor whose elements share memory.
 void check_in_place(std::string_view name, const Tensors& inputs, const Tensor& target);
+
+/// Of an op's output whose elements are others', too, which the tape does not see: changing it in
+/// place while ops are recorded, and using it after they were changed so, throws Error.
+void mark_shared(const Tensor& output);
 
 /// True when an op on these inputs would be recorded.
 bool is_recording(const Tensors& inputs);

@@ -227,6 +227,90 @@ TEST_CASE("a user-defined function is an op like ours") {
   CHECK(grad({g}, {x})[0].item() == 12);  // 6 x
 }
 
+TEST_CASE("what a gradient function returns has its inputs' shapes") {
+  using Catch::Matchers::Contains;
+  Tensor w = ops::full({4, 3}, 2).set_requires_grad(true);
+  const auto doubled = [](const Tensor& x, const Shape& returned) {
+    return record("doubled", {x}, detach(x) * 2.0, {},
+                  [=](const Backward&) -> Tensors { return {ops::full(returned, 2)}; });
+  };
+  // Of an input in the middle, too, where one number would spread over all the others.
+  for (const Shape& wrong : {Shape{}, Shape{1}, Shape{3, 4}, Shape{4, 1}, Shape{12}}) {
+    CHECK_THROWS_WITH(backward(ops::sum(doubled(w, wrong))),
+                      Contains("doubled: its gradient function returned") &&
+                          Contains("for input 0, expected the shape [4, 3]"));
+    CHECK_THROWS_WITH(backward(ops::sum(doubled(w * 3.0, wrong))), Contains("doubled: its"));
+  }
+  CHECK_FALSE(w.grad().defined());
+  backward(ops::sum(doubled(w * 3.0, {4, 3})));
+  CHECK(w.grad().to_vector() == std::vector<double>(12, 6));
+}
+
+TEST_CASE("a gradient of another dtype is cast to its input's") {
+  Tensor w = leaf({1, 2});
+  const Tensor wide = record("widened", {w}, detach(w) * 2.0, {}, [](const Backward&) -> Tensors {
+    return {ops::full({2}, 2, DType::f64)};
+  });
+  backward(ops::sum(wide));
+  CHECK(w.grad().dtype() == DType::f32);
+  backward(w * 1.0, ops::full({2}, 3, DType::f64));
+  CHECK(w.grad().dtype() == DType::f32);
+  CHECK(w.grad().to_vector() == Values{5, 5});
+}
+
+TEST_CASE("with create_graph, too, leaves and retained gradients are nobody else's") {
+  Tensor a = leaf({1, 2}), b = leaf({3, 4});
+  const Tensor s = a + b;
+  backward(ops::sum(s * s), {}, {.create_graph = true});
+  {
+    const NoGrad guard;
+    Tensor g = a.grad();
+    ops::mul_(g, Tensor::scalar(0));
+  }
+  CHECK(b.grad().to_vector() == Values{8, 12});
+  Tensor x = leaf({1}), y = x * 2.0, z = x * 3.0;
+  retain_grad(y);
+  retain_grad(z);
+  const Tensor sum = y + z;
+  backward(sum, {}, {.retain_graph = true});
+  backward(sum);
+  CHECK(y.grad().item() == 2);
+  const NoGrad guard;
+  Tensor of_y = y.grad();
+  ops::zero_(of_y);
+  CHECK(z.grad().item() == 2);
+}
+
+TEST_CASE("a pass records where a graph is asked for, whatever its caller does") {
+  Tensor x = leaf({2});
+  const Tensor h = ops::square(x), y = h * h;
+  Tensor g;
+  {
+    const NoGrad guard;
+    g = grad({y}, {x}, {}, {.create_graph = true})[0];
+  }
+  CHECK(grad({g}, {x})[0].item() == 48);  // 12 x^2
+  Tensor w = leaf({3});
+  register_hook(x, [&](const Tensor& gradient) { return gradient * w; });
+  for (int i = 0; i < 2; ++i) backward(x * 2.0);
+  CHECK(x.grad().item() == 12);
+  CHECK_FALSE(x.grad().requires_grad());
+}
+
+TEST_CASE("what a checkpoint hands through is not changed in place unseen") {
+  Tensor w = leaf({1, 2});
+  const Tensor h = w * 1.0;
+  Tensor y = checkpoint([](const Tensors& in) { return ops::view(in[0], {2, 1}); }, {h});
+  CHECK_THROWS_WITH(ops::mul_(y, Tensor::scalar(3)), Catch::Contains("would lose its base's"));
+  Tensor same = checkpoint([](const Tensors& in) { return in[0]; }, {w});
+  CHECK_THROWS_WITH(ops::mul_(same, Tensor::scalar(3)), Catch::Contains("would lose its base's"));
+  CHECK(w.to_vector() == Values{1, 2});
+  backward(ops::sum(y) + ops::sum(same));
+  CHECK(w.grad().to_vector() == Values{2, 2});
+  Tensor fresh = checkpoint([](const Tensors& in) { return in[0] * 2.0; }, {h});
+  ops::mul_(fresh, Tensor::scalar(3));
+}
+
 TEST_CASE("anomaly mode names the forward op that made the first NaN") {
   AnomalyMode anomaly;
   Tensor x = leaf({-1});

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "cli/command.h"
+#include "io/checked_json.h"
 #include "io/quote.h"
 #include "io/safetensors_index.h"
 #include "io/sharded_safetensors.h"
@@ -51,7 +52,8 @@ std::string chosen_state(const io::Path& directory, const std::string& asked) {
   const auto states = metadata.find("weft.state");
   try {
     if (states != metadata.end()) {
-      const nlohmann::json named = nlohmann::json::parse(states->second);
+      const nlohmann::json named =
+          io::parse_foreign_json(states->second, directory / states->first);
       for (const auto& [name, state] : named.items()) {
         if (state.at("kind") == "model") models.push_back(name);
       }

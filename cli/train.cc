@@ -1,8 +1,8 @@
 // weft train: settings (cli/run_settings.h), and where and how a run happens.
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <algorithm>
-#include <csignal>
 #include <filesystem>
 #include <utility>
 #include <vector>
@@ -139,6 +139,17 @@ Arguments with_place(Arguments arguments, const train::ConfigFile& file, bool is
   return arguments;
 }
 
+/// A run stops and saves when nobody reads its standard output any more (train/stop_signals.h),
+/// also where whoever has started the program ignores SIGPIPE, as service managers do. In between
+/// a write still fails without ending anything.
+void heed_broken_pipes() {
+  struct sigaction action = {};
+  if (::sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_IGN) return;
+  action.sa_handler = [](int) {};
+  action.sa_flags = SA_ONSTACK;
+  ::sigaction(SIGPIPE, &action, nullptr);
+}
+
 int run_train(const Arguments& asked) {
   const bool is_rank = dist::is_rank();
   Arguments arguments = with_place(asked, file_of(asked.settings), is_rank);
@@ -193,6 +204,7 @@ int run_train(const Arguments& asked) {
         "got --devices {} --strategy {}",
         arguments.launch.hostfile, config.devices, config.strategy.name));
   }
+  heed_broken_pipes();
   try {
     const train::RunResult result =
         run.resume.empty() ? train::train(config, run) : train::resume(run);

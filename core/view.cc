@@ -189,8 +189,33 @@ bool overlaps_itself(const Tensor& x) {
   return false;
 }
 
+namespace {
+
+/// The bytes that a tensor's elements span.
+std::pair<uintptr_t, uintptr_t> address_range(const Tensor& x) {
+  const Span span = span_of(x.shape(), x.strides());
+  const auto size = static_cast<int64_t>(x.itemsize());
+  const auto begin =
+      reinterpret_cast<uintptr_t>(x.raw()) + static_cast<uintptr_t>(span.first * size);
+  return {begin, begin + static_cast<uintptr_t>(span.size * size)};
+}
+
+/// Of different storages, of which others' memory may be in both: bytes are compared from the first
+/// to the last. The same place in both is no sharing, a part of it is.
+bool share_memory(const Tensor& a, const Tensor& b) {
+  if (a.storage()->is_owner() && b.storage()->is_owner()) return false;
+  const bool is_same = a.raw() == b.raw() && a.dtype() == b.dtype() && a.shape() == b.shape() &&
+                       a.strides() == b.strides();
+  const auto [begin_a, end_a] = address_range(a);
+  const auto [begin_b, end_b] = address_range(b);
+  return !is_same && begin_a < end_b && begin_b < end_a;
+}
+
+}  // namespace
+
 bool share_elements(const Tensor& a, const Tensor& b) {
-  if (a.storage() != b.storage() || a.numel() == 0 || b.numel() == 0) return false;
+  if (a.numel() == 0 || b.numel() == 0) return false;
+  if (a.storage() != b.storage()) return share_memory(a, b);
   WEFT_CHECK(a.dtype() == b.dtype(), "{} and {} name the same memory by different dtypes", a, b);
   const Span in_a = span_of(a.shape(), a.strides()), in_b = span_of(b.shape(), b.strides());
   const int64_t first_a = a.offset() + in_a.first, first_b = b.offset() + in_b.first;

@@ -254,6 +254,7 @@ void Loader::set_options(LoaderOptions options) {
   feed_ = nullptr;
   place_ = nullptr;
   position_ = {};
+  unshared_.reset();
   options_ = std::move(options);
   WEFT_CHECK(options_.batch_size > 0, "loader: batch size must be positive, got {}",
              options_.batch_size);

@@ -109,6 +109,10 @@ class Loader {
   const LoaderOptions& options() const { return options_; }
   /// Begins anew, with the first epoch, as constructed with these.
   void set_options(LoaderOptions options);
+  /// Those from before somebody shared the loader out who may share it out anew; none where nobody
+  /// has said so since set_options().
+  const std::optional<LoaderOptions>& unshared() const { return unshared_; }
+  void keep_unshared(LoaderOptions options) { unshared_ = std::move(options); }
 
   /// Of this rank, in an epoch.
   int64_t batches() const;
@@ -130,6 +134,7 @@ class Loader {
 
   DatasetPtr dataset_;
   LoaderOptions options_;
+  std::optional<LoaderOptions> unshared_;
   LoaderPosition position_;
   std::unique_ptr<DeviceFeed> feed_;  // null on the CPU
   std::unique_ptr<Workers> workers_;

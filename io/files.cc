@@ -184,6 +184,11 @@ uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before) {
 
 std::string checksum_text(uint32_t crc32) { return fmt::format("{:08x}", crc32); }
 
+std::string checksum_of(std::span<const std::byte> bytes) { return checksum_text(crc32_of(bytes)); }
+std::string checksum_of(std::string_view text) {
+  return checksum_of(std::as_bytes(std::span(text)));
+}
+
 std::string checksum_around(std::span<const std::byte> bytes, size_t offset, const Crc32Of& crc32) {
   WEFT_ASSERT(offset + kNoChecksum.size() <= bytes.size());
   uint32_t sum = crc32(bytes.first(offset), 0);

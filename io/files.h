@@ -78,6 +78,9 @@ class MappedFile {
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before = 0);
 /// Eight hexadecimal digits, as checksums are written.
 std::string checksum_text(uint32_t crc32);
+/// The same of bytes, or of a text's.
+std::string checksum_of(std::span<const std::byte> bytes);
+std::string checksum_of(std::string_view text);
 /// How a file's bytes are summed: crc32_of, of a mapped file its own.
 using Crc32Of = std::function<uint32_t(std::span<const std::byte> bytes, uint32_t before)>;
 /// The checksum of a file that holds its own at `offset`, which counts as eight zeros there.

@@ -36,8 +36,6 @@ std::span<const std::byte> bytes_of(const Tensor& x) {
   return {static_cast<const std::byte*>(x.raw()), x.nbytes()};
 }
 
-std::string checksum_of(std::span<const std::byte> bytes) { return checksum_text(crc32_of(bytes)); }
-
 /// A safetensors file's length and header.
 std::span<const std::byte> header_of(const MappedFile& file) {
   const std::span<const std::byte> bytes = file.bytes();

@@ -7,6 +7,7 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -71,11 +72,32 @@ uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& directory, int64_t first_step) {
+namespace {
+
+constexpr std::string_view kEvents = "events.out.tfevents.";
+
+/// TensorBoard reads a directory's files by the seconds in their names. Those of a new one are more
+/// than those of any that is there, wherever the clock was set meanwhile.
+int64_t seconds_of_new_file(const std::filesystem::path& directory) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  path_ = directory / fmt::format("events.out.tfevents.{}.{}",
-                                  std::chrono::duration_cast<std::chrono::seconds>(now).count(),
-                                  getpid());
+  int64_t seconds = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
+    const std::string name = entry.path().filename();
+    int64_t other = 0;
+    if (!name.starts_with(kEvents)) continue;
+    const auto [end, error] =
+        std::from_chars(name.data() + kEvents.size(), name.data() + name.size(), other);
+    constexpr int64_t kMost = 9'999'999'999;  // ten digits, which sort by value
+    if (error == std::errc() && other >= seconds && other < kMost) seconds = other + 1;
+  }
+  return seconds;
+}
+
+}  // namespace
+
+TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& directory, int64_t first_step) {
+  path_ = directory / fmt::format("{}{}.{}", kEvents, seconds_of_new_file(directory), getpid());
   file_.reset(std::fopen(path_.c_str(), "wb"));
   WEFT_CHECK(file_, "cannot create {}: {}", path_.string(), std::strerror(errno));
   write(event(0, field(3, "brain.Event:2")));  // file_version

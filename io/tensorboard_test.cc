@@ -1,8 +1,12 @@
 #include "io/tensorboard.h"
 
+#include <fmt/core.h>
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <vector>
 
 #include "core/error.h"
@@ -106,6 +110,19 @@ TEST_CASE("The tensorboard package reads scalars, histograms and images") {
         "-1.0 1.0 1000.0 0.0 334.001\n", "40 1.0 1000.0 {25.0}\n", "7.0 7.0 2.0 2.0 True\n",
         "4 2 5 b'the bytes of a PNG'\n"}) {
     CHECK_THAT(read.text, Catch::Contains(line));
+  }
+}
+
+TEST_CASE("A new file is read after those that are there, wherever the clock was set") {
+  const Path directory = Path(std::getenv("TEST_TMPDIR")) / "clock";
+  make_directories(directory);
+  std::ofstream(directory / "events.out.tfevents.8000000000.1");
+  std::ofstream(directory / "events.out.tfevents.nonsense");
+  TensorBoardWriter(directory, 0);
+  TensorBoardWriter(directory, 0);
+  for (const char* name : {"8000000001", "8000000002"}) {
+    CHECK(std::filesystem::exists(directory /
+                                  fmt::format("events.out.tfevents.{}.{}", name, ::getpid())));
   }
 }
 

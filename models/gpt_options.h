@@ -13,6 +13,8 @@ struct GptOption {
   const char* name;
   T GptConfig::*member;
 };
+template <class T>
+GptOption(const char*, T GptConfig::*) -> GptOption<T>;
 
 /// What the weights of a GPT-2 tell of it; else it is as GptConfig::gpt2() says.
 constexpr auto gpt_sizes() {

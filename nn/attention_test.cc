@@ -1,5 +1,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <limits>
+#include <set>
 
 #include "autograd/backward.h"
 #include "autograd/random.h"
@@ -81,6 +83,54 @@ TEST_CASE("MultiheadAttention has PyTorch's parameters and defaults") {
   CHECK(MultiheadAttention(8, 2, {}, false).parameters().size() == 2);
   CHECK_THROWS_WITH(MultiheadAttention(8, 3),
                     "MultiheadAttention: width 8 is not a multiple of 3 heads");
+}
+
+TEST_CASE("streams of the generator drop different weights of attention") {
+  // What tells ranks, replicas and epochs apart are high bits of the stream.
+  const Tensor q = ops::full({1, 2, 16, 8}, 0);
+  const Tensor v = ops::full({1, 2, 16, 8}, 1);
+  std::set<std::vector<double>> seen;
+  const std::vector<uint64_t> streams = {0, 1, uint64_t{1} << 32, uint64_t{3} << 40, 1ULL << 63};
+  for (const uint64_t stream : streams) {
+    generator() = {.seed = 1, .stream = stream};
+    seen.insert(ops::attention(q, q, v, {.dropout = 0.5}).to_vector());
+  }
+  CHECK(seen.size() == streams.size());
+}
+
+TEST_CASE("masks that add a dtype's least number hide keys, and no query is left without a sum") {
+  manual_seed(8);
+  const double least = std::numeric_limits<float>::lowest();
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const int64_t keys : {5, 200}) {
+      Tensor q = ops::cast(ops::randn({1, 1, 2, 64}), dtype).set_requires_grad(true);
+      Tensor k = ops::cast(ops::randn({1, 1, keys, 64}), dtype).set_requires_grad(true);
+      Tensor v = ops::cast(ops::randn({1, 1, keys, 64}), dtype).set_requires_grad(true);
+      // Query 0 sees the last key alone, query 1 none.
+      std::vector<float> added(2 * keys, static_cast<float>(least));
+      added[keys - 1] = 0;
+      const Tensor mask = Tensor::from(added, {1, 1, 2, keys});
+      const Tensor y = ops::attention(q, k, v, {.mask = mask});
+      const std::vector<double> rows = ops::cast(y, DType::f32).to_vector();
+      const std::vector<double> last =
+          ops::cast(ops::narrow(v, 2, keys - 1, 1), DType::f32).to_vector();
+      const std::vector<double> mean = ops::mean(ops::cast(v, DType::f32), {2}).to_vector();
+      const double tolerance = dtype == DType::f32 ? 1e-6 : 4e-3;  // a rounding of 16 bits
+      for (int64_t d = 0; d < 64; ++d) {
+        CHECK(rows[d] == last[d]);
+        CHECK(std::abs(rows[64 + d] - mean[d]) <= tolerance);
+      }
+      backward(ops::sum(ops::cast(y, DType::f32)));
+      // The last key has all of query 0 and a share of query 1, the others a share.
+      const std::vector<double> dv = ops::cast(v.grad(), DType::f32).to_vector();
+      const double share = 1.0 / static_cast<double>(keys);
+      CHECK(std::abs(dv[0] - share) <= 1e-2 * share);
+      CHECK(std::abs(dv[(keys - 1) * 64] - 1 - share) <= 1e-2);
+      for (const Tensor* x : {&q, &k}) {
+        for (const double g : ops::cast(x->grad(), DType::f32).to_vector()) CHECK(std::isfinite(g));
+      }
+    }
+  }
 }
 
 TEST_CASE("attention dropout acts in training only") {

@@ -9,6 +9,7 @@
 
 #include "autograd/backward.h"
 #include "autograd/ops.h"
+#include "autograd/stack_room.h"
 #include "nn/meta.h"
 #include "nn/structure.h"
 
@@ -17,6 +18,7 @@ namespace weft::nn {
 thread_local RoutedCall::Call RoutedCall::now_;
 
 Tensor Module::unrouted(const Tensor& x) {
+  require_stack_room("Module");
   // Only the end of a route begins a call: a part that stands in its own way would open it to all.
   std::optional<RoutedCall> call;
   if (route_.forward) call.emplace(this);

@@ -1,6 +1,9 @@
 #include "nn/module.h"
 
+#include <pthread.h>
+
 #include <catch2/catch.hpp>
+#include <functional>
 #include <optional>
 #include <thread>
 
@@ -184,6 +187,61 @@ TEST_CASE("a tree of ten thousand levels is walked and freed without recursion")
   CHECK(modules.back().first.size() == 2 * 9999 - 1);
   root->eval();
   CHECK_FALSE(modules.back().second->is_training());
+}
+
+/// What `function` throws in a thread with a stack of 2 MiB.
+std::string error_on_small_stack(const std::function<void()>& function) {
+  struct Run {
+    const std::function<void()>& function;
+    std::string error;
+  } run{function, {}};
+  pthread_attr_t attributes;
+  REQUIRE(::pthread_attr_init(&attributes) == 0);
+  REQUIRE(::pthread_attr_setstacksize(&attributes, 2 << 20) == 0);
+  pthread_t thread = {};
+  const auto body = [](void* argument) -> void* {
+    auto& run = *static_cast<Run*>(argument);
+    try {
+      run.function();
+    } catch (const Error& error) {
+      run.error = error.what();
+    }
+    return nullptr;
+  };
+  REQUIRE(::pthread_create(&thread, &attributes, body, &run) == 0);
+  ::pthread_join(thread, nullptr);
+  ::pthread_attr_destroy(&attributes);
+  return run.error;
+}
+
+TEST_CASE("calls that are nested too deep for the stack are an error") {
+  using Catch::Matchers::Contains;
+  const Tensor x = Tensor::full({1}, 1).set_requires_grad(true);
+  const auto nested = [](int levels) {
+    auto root = std::make_unique<Sequential>();
+    for (int level = 1; level < levels; ++level) {
+      auto parent = std::make_unique<Sequential>();
+      parent->append(std::move(root));
+      root = std::move(parent);
+    }
+    return root;
+  };
+  const auto deep = nested(100000), shallow = nested(100);
+  CHECK(error_on_small_stack([&] { (*shallow)(x); }).empty());
+  CHECK_THAT(error_on_small_stack([&] { (*deep)(x); }),
+             Contains("Module: calls are nested too deep for this thread's stack of 2048 KiB"));
+
+  const std::function<Tensor(const Tensor&, int)> backwards = [&](const Tensor& y, int levels) {
+    return record("nested", {y}, detach(y), {}, [&, levels](const Backward& b) -> Tensors {
+      const GradMode mode(true);
+      if (levels > 0) backward(backwards(Tensor::full({1}, 1).set_requires_grad(true), levels - 1));
+      return {b.dy()};
+    });
+  };
+  CHECK(error_on_small_stack([&] { backward(backwards(x, 100)); }).empty());
+  CHECK(x.grad().item() == 1);
+  CHECK_THAT(error_on_small_stack([&] { backward(backwards(x, 100000)); }),
+             Contains("backward: calls are nested too deep"));
 }
 
 TEST_CASE("zero_grad drops gradients and requires_grad_ freezes") {

@@ -89,6 +89,12 @@ void Optimizer::check_range(const ParameterGroup& group, std::string_view option
   WEFT_FAIL("{}: {} must lie in [{}, {}), got {}", kind_, option, low, *high, value);
 }
 
+std::vector<double> Optimizer::learning_rates() const {
+  std::vector<double> rates;
+  for (const ParameterGroup& group : groups_) rates.push_back(group["lr"]);
+  return rates;
+}
+
 Tensors Optimizer::parameters() const {
   Tensors all;
   for (const ParameterGroup& group : groups_) {
@@ -204,7 +210,8 @@ void Optimizer::take_step(double gradient_scale, kernels::StepGate gate) {
                  "products keep f32 weights and use Autocast)",
                  kind_, name, parameter);
       WEFT_CHECK(parameter.is_contiguous(), "{}: parameter \"{}\" is not contiguous", kind_, name);
-      WEFT_CHECK(gradient.shape() == parameter.shape() && gradient.device() == parameter.device(),
+      WEFT_CHECK(gradient.shape() == parameter.shape() && gradient.dtype() == parameter.dtype() &&
+                     gradient.device() == parameter.device(),
                  "{}: the gradient of \"{}\", {}, does not fit the parameter, {}", kind_, name,
                  gradient, parameter);
       const Device device = parameter.device();
@@ -263,6 +270,17 @@ void Optimizer::advance(double gradient_scale) {
     const ParameterGroup& group = groups_[captured.group];
     Batch& batch = captured.batch;
     check(group);
+    // Steps may have been taken outside of the graph, too.
+    const auto steps_of = [&](const Tensor& parameter) {
+      const auto state = states_.find(parameter.id());
+      return state == states_.end() ? 0 : state->second.step;
+    };
+    batch.step = steps_of(batch.parameters.front());
+    for (const Tensor& parameter : batch.parameters) {
+      WEFT_CHECK(steps_of(parameter) == batch.step,
+                 "{}: parameters of one captured step have taken {} and {} steps by now", kind_,
+                 batch.step, steps_of(parameter));
+    }
     ++batch.step;
     // The launch reads them before it writes them.
     if (is_fused()) narrow_.of(batch.parameters, false);

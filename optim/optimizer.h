@@ -98,6 +98,8 @@ class Optimizer {
   void add_group(ParameterGroup group);
   std::vector<ParameterGroup>& groups() { return groups_; }
   const std::vector<ParameterGroup>& groups() const { return groups_; }
+  /// Of each group.
+  std::vector<double> learning_rates() const;
   Tensors parameters() const;
   /// Options with the values of groups that say nothing of them.
   const Options& defaults() const { return defaults_; }

@@ -110,13 +110,7 @@ void Scheduler::step() {
   apply();
 }
 
-std::vector<double> Scheduler::get_last_lr() const {
-  std::vector<double> rates;
-  for (const ParameterGroup& group : std::as_const(optimizer_).groups()) {
-    rates.push_back(group["lr"]);
-  }
-  return rates;
-}
+std::vector<double> Scheduler::get_last_lr() const { return optimizer_.learning_rates(); }
 
 nlohmann::json Scheduler::state_dict() const { return {{"step", step_}, {"base_lr", base_}}; }
 

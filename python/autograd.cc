@@ -7,6 +7,7 @@
 #include "autograd/tape.h"
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "python/exchange.h"
 #include "python/scope.h"
 
 namespace weft::python {
@@ -20,26 +21,45 @@ Tensors tensors_of(const MaybeTensors& all) {
   return tensors;
 }
 
-/// Lets a hook be taken away: the tape itself keeps hooks as long as the tensor.
-struct HookHandle {
-  std::shared_ptr<bool> is_on = std::make_shared<bool>(true);
+/// A hook that can be taken away, with all that it refers to: the tape itself keeps hooks as long
+/// as the tensor.
+template <class F>
+class Hook {
+ public:
+  explicit Hook(F function) : kept_(std::make_shared<Kept>(new F(std::move(function)))) {}
+  /// Null once it was taken away. Whoever calls it holds it meanwhile.
+  std::shared_ptr<F> function() const { return *kept_; }
+  std::function<void()> remover() const {
+    return [kept = std::weak_ptr(kept_)] {
+      if (const auto alive = kept.lock()) alive->reset();
+    };
+  }
+
+ private:
+  using Kept = std::shared_ptr<F>;
+  std::shared_ptr<Kept> kept_;
 };
 
-HookHandle add_hook(const Tensor& x, std::function<MaybeTensor(const Tensor&)> hook) {
+struct HookHandle {
+  std::function<void()> remove;
+};
+
+HookHandle add_hook(const Tensor& x, std::function<MaybeTensor(const Tensor&)> function) {
   WEFT_CHECK(x.requires_grad(), "register_hook: {} requires no gradient", x);
-  HookHandle handle;
-  register_hook(x, [is_on = handle.is_on, hook = std::move(hook)](const Tensor& gradient) {
-    return *is_on ? hook(gradient).tensor : Tensor();
+  const Hook hook(std::move(function));
+  register_hook(x, [hook](const Tensor& gradient) {
+    const auto function = hook.function();
+    return function ? (*function)(gradient).tensor : Tensor();
   });
-  return handle;
+  return {hook.remover()};
 }
 
-HookHandle add_ready_hook(const Tensor& x, std::function<void()> hook) {
-  HookHandle handle;
-  register_ready_hook(x, [is_on = handle.is_on, hook = std::move(hook)] {
-    if (*is_on) hook();
+HookHandle add_ready_hook(const Tensor& x, std::function<void()> function) {
+  const Hook hook(std::move(function));
+  register_ready_hook(x, [hook] {
+    if (const auto function = hook.function()) (*function)();
   });
-  return handle;
+  return {hook.remover()};
 }
 
 /// (gradients of the outputs, saved tensors, which inputs need one) -> a gradient for each input.
@@ -50,7 +70,11 @@ using PythonBackward =
 Tensors record_function(const std::string& name, const Tensors& inputs, const Tensors& outputs,
                         const MaybeTensors& saved, PythonBackward backward) {
   Tensors fresh, kept;
-  for (const Tensor& y : outputs) fresh.push_back(detach(y));
+  for (const Tensor& y : outputs) {
+    fresh.push_back(detach(y));
+    const auto is_its = [&](const Tensor& x) { return x.storage() == y.storage(); };
+    if (std::ranges::any_of(inputs, is_its)) mark_shared(fresh.back());
+  }
   std::vector<bool> is_kept;
   for (const MaybeTensor& s : saved) {
     is_kept.push_back(s.tensor.defined());
@@ -61,9 +85,8 @@ Tensors record_function(const std::string& name, const Tensors& inputs, const Te
     kept.push_back(output == outputs.end() ? s.tensor : fresh[output - outputs.begin()]);
   }
   const auto count = static_cast<int>(inputs.size()), results = static_cast<int>(outputs.size());
-  // What their gradients must be like, without what they hold.
-  std::vector<std::tuple<Shape, DType, Device>> of_inputs;
-  for (const Tensor& x : inputs) of_inputs.emplace_back(x.shape(), x.dtype(), x.device());
+  std::vector<Device> devices;
+  for (const Tensor& x : inputs) devices.push_back(x.device());
   return record(
       name, inputs, fresh, kept, [=, backward = std::move(backward)](const Backward& b) -> Tensors {
         MaybeTensors gradients, saved;
@@ -76,13 +99,9 @@ Tensors record_function(const std::string& name, const Tensors& inputs, const Te
         WEFT_CHECK(static_cast<int>(result.size()) == count,
                    "Function: backward returned {} gradients for {} tensors", result.size(), count);
         for (int i = 0; i < count; ++i) {
-          Tensor& g = result[i];
-          if (!g.defined()) continue;
-          const auto& [shape, dtype, device] = of_inputs[i];
-          WEFT_CHECK(g.shape() == shape && g.device() == device,
-                     "Function: backward returned {} for input {}, expected the shape {} on {}", g,
-                     i, shape, device);
-          if (g.dtype() != dtype) g = ops::cast(g, dtype);
+          WEFT_CHECK(!result[i].defined() || result[i].device() == devices[i],
+                     "Function: backward returned {} for input {}, expected it on {}", result[i], i,
+                     devices[i]);
         }
         return result;
       });
@@ -93,7 +112,8 @@ Tensors record_function(const std::string& name, const Tensors& inputs, const Te
 void bind_autograd(nb::module_& m, nb::class_<Tensor>& tensor) {
   nb::class_<HookHandle>(m, "HookHandle", "What takes a hook away.")
       .def(
-          "remove", [](HookHandle& h) { *h.is_on = false; }, "The hook is called no more.");
+          "remove", [](HookHandle& h) { h.remove(); },
+          "The hook is called no more, and what it refers to is released.");
   tensor
       .def_prop_rw(
           "requires_grad", &Tensor::requires_grad,
@@ -106,6 +126,7 @@ void bind_autograd(nb::module_& m, nb::class_<Tensor>& tensor) {
             WEFT_CHECK(!g.defined() || (g.shape() == x.shape() && g.dtype() == x.dtype() &&
                                         g.device() == x.device()),
                        "grad: expected the shape, dtype and device of {}, got {}", x, g);
+            if (g.defined()) check_writable("grad", g);
             x.set_grad(g);
           },
           nb::for_setter(nb::arg("gradient").none()),

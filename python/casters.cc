@@ -152,14 +152,22 @@ Tensor Operand::beside(const Tensor& x) const {
   DType dtype = x.dtype();
   if (kind == Kind::kFloat && !is_floating(dtype)) dtype = DType::f32;
   if (kind == Kind::kInt && dtype == DType::boolean) dtype = DType::i64;
-  if (dtype == DType::i64) {  // beyond 2^53 a double is not enough
+  if (!is_floating(dtype) && dtype != DType::boolean) {  // beyond 2^53 a double is not enough
     const Tensor number = Tensor::empty({}, dtype);
-    *number.data<int64_t>() = integer;
+    visit_dtype(dtype, [&]<class T>(TypeTag<T>) {
+      if constexpr (std::is_integral_v<T>) *number.data<T>() = static_cast<T>(integer);
+    });
     return ops::to(number, x.device());
   }
   if (x.device().type == DeviceType::cpu && x.device().index == 0)
     return Tensor::full({}, as_double(), dtype);
   return ops::full({}, as_double(), dtype, x.device());
+}
+
+Tensor Operand::compared_with(const Tensor& x) const {
+  return kind == Kind::kInt && !is_floating(x.dtype())
+             ? beside(Tensor::empty({0}, DType::i64, x.device()))
+             : beside(x);
 }
 
 void bind_dtype(nb::module_& m) {

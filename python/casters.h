@@ -52,8 +52,10 @@ struct Operand {
   double real = 0;
 
   /// The tensor; of a number a 0-dim tensor of the dtype it has beside x: an int takes x's (i64
-  /// beside bool), a float x's where that is floating, else f32.
+  /// beside bool) and wraps around in it, a float x's where that is floating, else f32.
   Tensor beside(const Tensor& x) const;
+  /// The same for comparisons, which wrap nothing: beside integers an int is i64.
+  Tensor compared_with(const Tensor& x) const;
   double as_double() const { return kind == Kind::kFloat ? real : static_cast<double>(integer); }
 };
 

@@ -190,6 +190,8 @@ Tensor import_capsule(nb::handle capsule) {
   refuse("from_dlpack: the capsule holds no DLPack tensor, or was used before");
 }
 
+const Format& exported_format(const Tensor& x);
+
 Tensor from_dlpack(nb::handle object, const MaybeDevice& device, std::optional<bool> copy) {
   if (!nb::hasattr(object, "__dlpack__") && !PyCapsule_CheckExact(object.ptr())) {
     throw nb::type_error(
@@ -199,6 +201,10 @@ Tensor from_dlpack(nb::handle object, const MaybeDevice& device, std::optional<b
   Tensor x;
   if (PyCapsule_CheckExact(object.ptr())) {
     x = import_capsule(object);
+  } else if (nb::isinstance<Tensor>(object)) {
+    // On its own storage, so that each side's changes count for the other, too.
+    x = detach(nb::cast<Tensor>(object));
+    exported_format(nb::cast<Tensor>(object));
   } else {
     nb::dict options;
     const auto [type, index] = nb::cast<std::pair<int, int>>(object.attr("__dlpack_device__")());
@@ -361,7 +367,10 @@ nb::object to_dlpack(const Tensor& x, nb::handle stream,
     y = ops::clone(x);
     is_copy = true;
   }
-  order_streams(x.device(), stream);
+  // A copy to the CPU has waited.
+  if (y.device() == x.device() || y.device().type == DeviceType::cuda) {
+    order_streams(y.device(), stream);
+  }
   const bool read_only = is_read_only(y);
   if (!max_version || max_version->first < 1) {
     if (read_only)

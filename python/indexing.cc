@@ -26,8 +26,14 @@ struct Selection {
 };
 
 bool is_index(nb::handle item) {
-  return PyIndex_Check(item.ptr()) && !PyBool_Check(item.ptr()) && !nb::isinstance<Tensor>(item) &&
-         !nb::hasattr(item, "__array_interface__");
+  if (!PyIndex_Check(item.ptr()) || PyBool_Check(item.ptr()) || nb::isinstance<Tensor>(item)) {
+    return false;
+  }
+  if (!nb::hasattr(item, "__array_interface__")) return true;
+  // Of NumPy the integer scalars, which have no length; arrays without dimensions have the method.
+  if (nb::hasattr(item, "__len__")) return false;
+  const auto kind = nb::cast<std::string>(item.attr("dtype").attr("kind"));
+  return kind == "i" || kind == "u";
 }
 
 int64_t index_of(nb::handle item) {
@@ -193,7 +199,9 @@ void set_item(const Tensor& x, nb::handle key, nb::handle value) {
   if (nb::isinstance<Tensor>(value)) {
     values = nb::cast<Tensor>(value);
   } else if (read_number(value, operand)) {
-    values = operand.beside(Tensor::empty({0}, x.dtype()));
+    const bool is_rounded = operand.kind == Operand::Kind::kFloat && !is_floating(x.dtype());
+    values = is_rounded ? Tensor::full({}, operand.real, DType::f64)
+                        : operand.beside(Tensor::empty({0}, x.dtype()));
   } else {
     values = nb::cast<Tensor>(nb::module_::import_("weft._weft").attr("as_tensor")(value));
   }

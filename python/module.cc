@@ -1,5 +1,8 @@
 // The extension module weft._weft. The package weft around it (python/weft) adds what has to be
 // written in Python.
+#include <exception>
+#include <typeinfo>
+
 #include "core/signal_stack.h"
 #include "core/version.h"
 #include "kernels/instruction_set.h"
@@ -17,6 +20,15 @@ NB_MODULE(_weft, m) {
   m.attr("__version__") = WEFT_VERSION;
   nb::exception<Error>(m, "Error", PyExc_RuntimeError);
   nb::exception<InternalError>(m, "InternalError", PyExc_RuntimeError);
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const std::bad_cast&) {
+      PyErr_SetString(PyExc_TypeError,
+                      "an item of an argument, or what a function returned, has another type than "
+                      "expected");
+    }
+  });
   bind_dtype(m);
   nb::class_<Device>(m, "device", "Where a tensor lives: device(\"cpu\"), device(\"cuda:1\")")
       .def("__init__", [](Device* self, const Device& other) { new (self) Device(other); })

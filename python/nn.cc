@@ -12,6 +12,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "python/docstrings.h"
+#include "python/exchange.h"
 #include "python/model_call.h"
 #include "python/modules.h"
 #include "python/named_tensors.h"
@@ -188,6 +189,9 @@ void bind_module(nb::module_& m) {
       .def(
           "load_state_dict",
           [](Module& self, const nb::dict& state, bool strict) {
+            for (const auto& [name, tensor] : self.unrouted_state()) {
+              check_writable("load_state_dict", tensor);
+            }
             const nn::LoadResult result =
                 self.load_state_dict(tensors_of(state), {.strict = strict});
             return std::pair(result.missing, result.unexpected);
@@ -413,8 +417,13 @@ void bind_rotary(nb::module_& m) {
 }
 
 void bind_init(nb::module_ m) {
-  const auto init = [&](const std::string& name, auto f, const auto&... extra) {
-    m.def((name + "_").c_str(), f, "tensor"_a, docs("nn::init::" + name), extra...);
+  const auto init = [&]<class T, class... A>(const std::string& name, Tensor (*f)(T, A...),
+                                             const auto&... extra) {
+    const auto checked = [f, name](const Tensor& x, A... arguments) {
+      check_writable(name + "_", x);
+      return f(x, arguments...);
+    };
+    m.def((name + "_").c_str(), checked, "tensor"_a, docs("nn::init::" + name), extra...);
   };
   init("zeros", &nn::init::zeros);
   init("ones", &nn::init::ones);
@@ -427,7 +436,7 @@ void bind_init(nb::module_ m) {
   init("kaiming_uniform", &nn::init::kaiming_uniform, "a"_a = 0.0);
   init(
       "kaiming_normal",
-      [](const Tensor& x, const std::string& mode) {
+      +[](const Tensor& x, const std::string& mode) {
         WEFT_CHECK(mode == "fan_in" || mode == "fan_out",
                    "kaiming_normal_: mode is fan_in or fan_out, got \"{}\"", mode);
         return nn::init::kaiming_normal(

@@ -18,6 +18,13 @@ namespace {
 using Unary = Tensor (*)(const Tensor&);
 using Binary = Tensor (*)(const Tensor&, const Tensor&);
 
+/// The end of an op's form in place. Throws Error where integers would lose the result's fractions.
+void copy_over(Tensor& x, const Tensor& result) {
+  WEFT_CHECK(is_floating(x.dtype()) || !is_floating(result.dtype()),
+             "{} would lose the fractions of the result, {}", x, result);
+  ops::copy_(x, result);
+}
+
 /// Where an operation is entered: as weft.NAME(input, ...) and as Tensor.NAME(...).
 struct Table {
   nb::module_& m;
@@ -68,7 +75,7 @@ struct Table {
     const std::string documented = "ops::" + std::string(*names.begin());
     for (const char* name : names) {
       op(name, f, docs(documented));
-      in_place(std::string(name) + "_", [f](Tensor& x) { ops::copy_(x, f(x)); });
+      in_place(std::string(name) + "_", [f](Tensor& x) { copy_over(x, f(x)); });
     }
   }
   void unary(const char* name, Unary f) { unary({name}, f); }
@@ -97,8 +104,13 @@ struct Table {
     in_place_beside("__i" + symbol + "__", f, nb::is_operator());
   }
   void comparison(const std::string& name, Binary f) {
-    binary(name, f);
-    t.def(("__" + name + "__").c_str(), beside(f), Unlocked(), nb::is_operator());
+    const auto compare = [f](const Tensor& x, const Operand& y) {
+      return f(x, y.compared_with(x));
+    };
+    const char* const text = docs("ops::" + name);
+    m.def(name.c_str(), compare, "input"_a, "other"_a, Unlocked(), text);
+    t.def(name.c_str(), compare, "other"_a, Unlocked(), text);
+    t.def(("__" + name + "__").c_str(), compare, Unlocked(), nb::is_operator());
   }
 
   /// Over all dimensions, or those of `dim`: an int or several.
@@ -115,6 +127,25 @@ struct Table {
         "dim"_a = nb::none(), "keepdim"_a = false, nb::kw_only(), "dtype"_a = nb::none());
   }
 };
+
+/// Writes a number over x. An int is exact in int64, too, beyond 2^53.
+void fill_with(Tensor& x, const Operand& value) {
+  if (value.kind == Operand::Kind::kTensor) {
+    WEFT_CHECK(value.tensor.dim() == 0,
+               "fill_: expected a number or a tensor without dimensions, got {}", value.tensor);
+    ops::copy_(x, ops::to(value.tensor, x.device()));
+  } else if (x.dtype() == DType::i64 && value.kind != Operand::Kind::kFloat) {
+    ops::copy_(x, value.beside(x));
+  } else {
+    ops::fill_(x, value.as_double());
+  }
+}
+
+Tensor filled(const Shape& shape, const Operand& value, DType dtype, Device device) {
+  Tensor x = ops::full(shape, 0, dtype, device);
+  fill_with(x, value);
+  return x;
+}
 
 /// Division of integers is in float32, as in PyTorch.
 Tensor true_divide(const Tensor& a, const Tensor& b) {
@@ -151,9 +182,9 @@ void bind_elementwise(Table& table) {
   table.binary_in_place("sub", "sub", [](Tensor& x, const Tensor& y) { ops::add_(x, y, -1); });
   table.binary_in_place("mul", "mul", [](Tensor& x, const Tensor& y) { ops::mul_(x, y); });
   table.binary_in_place("div", "truediv",
-                        [](Tensor& x, const Tensor& y) { ops::copy_(x, true_divide(x, y)); });
+                        [](Tensor& x, const Tensor& y) { copy_over(x, true_divide(x, y)); });
   table.binary_in_place("pow", "pow",
-                        [](Tensor& x, const Tensor& y) { ops::copy_(x, ops::pow(x, y)); });
+                        [](Tensor& x, const Tensor& y) { copy_over(x, ops::pow(x, y)); });
 
   table.comparison("eq", ops::eq);
   table.comparison("ne", ops::ne);
@@ -205,6 +236,8 @@ void bind_elementwise(Table& table) {
   table.op(
       "masked_fill",
       [](const Tensor& x, const Tensor& mask, const Operand& value) {
+        if (x.dtype() == DType::i64 && value.kind == Operand::Kind::kInt)
+          return ops::where(mask, value.beside(x), x);
         if (value.kind != Operand::Kind::kTensor)
           return ops::masked_fill(x, mask, value.as_double());
         WEFT_CHECK(value.tensor.dim() == 0,
@@ -226,7 +259,18 @@ void bind_elementwise(Table& table) {
       "clamp",
       [](const Tensor& x, std::optional<double> min, std::optional<double> max) {
         WEFT_CHECK(min || max, "clamp: expected min, max or both");
-        return ops::clamp(x, min.value_or(-HUGE_VAL), max.value_or(HUGE_VAL));
+        const auto is_whole = [](std::optional<double> bound) {
+          constexpr double kExact = 9007199254740992;  // 2^53
+          return !bound || (*bound == std::trunc(*bound) && std::abs(*bound) <= kExact);
+        };
+        if (is_floating(x.dtype()) || !is_whole(min) || !is_whole(max)) {
+          return ops::clamp(x, min.value_or(-HUGE_VAL), max.value_or(HUGE_VAL));
+        }
+        // Integers stay what they are.
+        const auto number = [&](double bound) { return Tensor::full({}, bound, DType::i64); };
+        Tensor y = min ? ops::maximum(x, ops::to(number(*min), x.device())) : x;
+        if (max) y = ops::minimum(y, ops::to(number(*max), x.device()));
+        return ops::cast(y, x.dtype());
       },
       "min"_a = nb::none(), "max"_a = nb::none());
   table.op(
@@ -281,8 +325,8 @@ void bind_elementwise(Table& table) {
                         [](Tensor& x, const Tensor& y) { ops::copy_(x, ops::to(y, x.device())); });
   table.t.def(
       "fill_",
-      [](nb::handle_t<Tensor> self, double value) {
-        return Table::changed(self, "fill_", [&](Tensor& x) { ops::fill_(x, value); });
+      [](nb::handle_t<Tensor> self, const Operand& value) {
+        return Table::changed(self, "fill_", [&](Tensor& x) { fill_with(x, value); });
       },
       "value"_a, docs("ops::add_"));
 }
@@ -602,8 +646,7 @@ void bind_creation(Table& table) {
         const DType natural = value.kind == Operand::Kind::kFloat ? DType::f32
                               : value.kind == Operand::Kind::kInt ? DType::i64
                                                                   : DType::boolean;
-        Tensor x =
-            ops::full(size, value.as_double(), dtype.value_or(natural), device.value_or(Device{}));
+        Tensor x = filled(size, value, dtype.value_or(natural), device.value_or(Device{}));
         if (requires_grad) x.set_requires_grad(true);
         return x;
       },
@@ -623,8 +666,8 @@ void bind_creation(Table& table) {
   like("ones_like", [] { return 1.0; });
   define_op(
       m, "full_like",
-      [](const Tensor& x, double value, const MaybeDType& dtype) {
-        return ops::full(x.shape(), value, dtype.value_or(x.dtype()), x.device());
+      [](const Tensor& x, const Operand& value, const MaybeDType& dtype) {
+        return filled(x.shape(), value, dtype.value_or(x.dtype()), x.device());
       },
       "input"_a, "fill_value"_a, nb::kw_only(), "dtype"_a = nb::none());
   m.def(

@@ -112,7 +112,7 @@ Tensor tensor_of_numbers(nb::handle data, const MaybeDType& dtype) {
     for (const Operand& value : numbers.values) {
       if constexpr (std::is_same_v<T, int64_t>) {
         *to++ =
-            value.kind == Operand::Kind::kFloat ? static_cast<int64_t>(value.real) : value.integer;
+            value.kind == Operand::Kind::kFloat ? from_double<int64_t>(value.real) : value.integer;
       } else {
         *to++ = from_double<T>(value.as_double());
       }

@@ -57,10 +57,6 @@ std::vector<StepName> list_steps(const io::Path& output) {
   return steps;
 }
 
-std::string checksum_of(std::string_view text) {
-  return io::checksum_text(io::crc32_of(std::as_bytes(std::span(text))));
-}
-
 /// What read() returns; an Error of its own gets the file's name.
 auto read_from(const io::Path& file, const auto& read) {
   try {
@@ -98,7 +94,7 @@ json read_state(const io::Path& path) {
   json all = io::parse_foreign_json(text, path);
   check_format(all, path);
   const std::string written = field<std::string>(all, "state_crc32", path);
-  const std::string found = checksum_of(field(all, "state", path).dump());
+  const std::string found = io::checksum_of(field(all, "state", path).dump());
   WEFT_CHECK(found == written, "{} is damaged: its state's CRC-32 is {}, {} was written",
              path.string(), found, written);
   return all;
@@ -170,7 +166,7 @@ void put_together(Checkpoint& checkpoint, const io::Path& directory, CheckpointP
 void write_latest(const io::Path& output, const StepName& name) {
   const std::string line = name.text() + "\n";
   io::write_file_atomically(output / kLatestFile, [&](io::FileWriter& writer) {
-    writer.write(line + checksum_of(line) + "\n");
+    writer.write(line + io::checksum_of(line) + "\n");
   });
 }
 
@@ -267,7 +263,7 @@ io::Path find_checkpoint(const io::Path& path) {
     const std::string text = io::read_text(path / kLatestFile);
     // Two lines: the name, and the checksum of the first, which earlier versions did not write.
     const std::string name = text.substr(0, text.find('\n')), line = name + "\n";
-    const bool is_whole = text == line + checksum_of(line) + "\n" || text == line;
+    const bool is_whole = text == line + io::checksum_of(line) + "\n" || text == line;
     WEFT_CHECK(parse_step(name) && is_whole,
                "{} is damaged: expected the name of a step, such as step-100, and its checksum; "
                "name the directory of a step instead",

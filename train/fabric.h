@@ -245,6 +245,10 @@ class Fabric {
   /// Enters the precision, for as long as the result lives; the functions here do so themselves.
   PrecisionScope autocast();
 
+  /// Before a model is measured: its buffers, running statistics say, become on all ranks what
+  /// save() takes, as before each forward in training. Every rank calls.
+  void share_buffers(nn::Module& model);
+
   /// Adds the gradients of the mean of all ranks' losses; in 16-mixed they are scaled.
   void backward(const Tensor& loss);
   /// Forward and backward of a step's micro-batches of the only model, in the strategy's order,

@@ -100,6 +100,10 @@ bool is_in_call_of(const nn::Module& model) {
 
 }  // namespace
 
+void Fabric::share_buffers(nn::Module& model) {
+  if (const Model* const entry = model_of(model)) entry->strategy->share_buffers(model);
+}
+
 Fabric::Model& Fabric::only_model(std::string_view function) {
   forget_the_dead();
   WEFT_CHECK(!models_.empty(), "fabric: call setup() before {}()", function);

@@ -14,6 +14,7 @@
 #include "core/scoped_value.h"
 #include "core/transfer.h"
 #include "dist/strategy/strategy_kind.h"
+#include "io/checked_json.h"
 #include "io/json_field.h"
 #include "io/safetensors.h"
 #include "optim/optimizer_state.h"
@@ -58,11 +59,7 @@ void check_names(const char* function, const std::vector<NamedState>& states) {
 }
 
 nlohmann::json parse_description(const std::string& text, const std::string& path) {
-  try {
-    return nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    WEFT_FAIL("{}: malformed states: {}", path, error.what());
-  }
+  return io::parse_foreign_json(text, path + ": " + kState);
 }
 
 /// Of states that are malformed none: who asks for them is told what is wrong.
@@ -239,6 +236,7 @@ void Fabric::async_save(const std::string& path, const std::vector<NamedState>& 
     std::visit(visitor, state.value);
   }
   const io::Metadata metadata = {{"format", "pt"}, {kState, description.dump()}};
+  parse_description(metadata.at(kState), path);  // what load() would refuse is not written
   if (is_sharded) {
     if (is_main()) slices.add(tensors);
     return start_save(path, slices.take(), metadata, then);
@@ -408,7 +406,10 @@ std::vector<std::string> Fabric::load_by_kinds(
             return [scheduler, saved = value()] { scheduler->load_state_dict(saved); };
           },
           [&](optim::GradScaler* scaler) -> Change {
-            return [scaler, saved = value()] { scaler->load_state_dict(saved); };
+            // Of a precision without a loss scale: this one's stays where it is.
+            const nlohmann::json saved = value();
+            if (saved == nlohmann::json::object()) return [] {};
+            return [scaler, saved] { scaler->load_state_dict(saved); };
           },
           [&](data::Loader* loader) -> Change {
             using Place = std::pair<int64_t, int64_t>;

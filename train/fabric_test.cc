@@ -837,6 +837,16 @@ TEST_CASE("a state with a key left out, one too many, or a value of another type
     CHECK_THAT(message, Contains(path));
   });
   CHECK(errors > 100);
+  constexpr size_t kDeep = 200000;
+  const std::string deep = std::string(kDeep, '[') + std::string(kDeep, ']');
+  io::Metadata nested = saved.metadata;
+  nested["weft.state"] = R"({"text": {"kind": "json", "value": )" + deep + "}}";
+  io::write_safetensors(path, saved.tensors, nested);
+  CHECK_THROWS_WITH(fabric.load(path, states),
+                    Contains(path + ": weft.state: JSON nested more than 32 deep"));
+  nlohmann::json own;
+  for (int i = 0; i < 40; ++i) own = nlohmann::json::array({own});
+  CHECK_THROWS_WITH(fabric.save(path, {{"own", &own}}), Contains("nested more than 32 deep"));
   fabric.save(path, states);
   for (uintmax_t size = std::filesystem::file_size(path); size-- > 0;) {
     std::filesystem::resize_file(path, size);

@@ -56,8 +56,10 @@ StopSignals::StopSignals() {
     action.sa_flags = SA_ONSTACK | SA_RESTART;
     if (kSignals[i] != SIGPIPE) action.sa_flags |= static_cast<int>(SA_RESETHAND);
     sigaction(kSignals[i], &action, &previous_[i]);
-    const bool is_ignored = kSignals[i] == SIGHUP && previous_[i].sa_handler == SIG_IGN;
-    if (is_ignored) sigaction(SIGHUP, &previous_[i], nullptr);
+    // A program that ignores SIGPIPE learns of a broken pipe or socket from its writes.
+    const bool may_stay = kSignals[i] == SIGHUP || kSignals[i] == SIGPIPE;
+    const bool is_ignored = may_stay && previous_[i].sa_handler == SIG_IGN;
+    if (is_ignored) sigaction(kSignals[i], &previous_[i], nullptr);
   }
 }
 

@@ -9,10 +9,11 @@ namespace weft::train {
 
 /// While it lives, the first SIGINT, SIGTERM, SIGHUP, or SIGUSR1 (what a launcher sends its ranks
 /// on Ctrl-C) is a request to stop, and a second one ends the program as usual. So is a SIGPIPE,
-/// which comes when nobody reads standard output any more; it ends nothing. Where SIGHUP was
-/// ignored before (nohup) it still is. Where standard output or standard error takes nothing as a
-/// request comes, as a pipe that nobody reads, neither blocks from then on: a writer that waits
-/// gets EAGAIN, and the step ends. One at a time.
+/// which comes when nobody reads standard output any more; it ends nothing. Where SIGHUP (nohup) or
+/// SIGPIPE (Python, whose sockets may break without ending a fit) was ignored before it still is.
+/// Where standard output or standard error takes nothing as a request comes, as a pipe that nobody
+/// reads, neither blocks from then on: a writer that waits gets EAGAIN, and the step ends. One at a
+/// time.
 class StopSignals {
  public:
   StopSignals();

@@ -51,6 +51,34 @@ TEST_CASE("a signal is a request to stop, and its handler has a stack of its own
   CHECK(StopSignals::requested());
 }
 
+TEST_CASE("a broken pipe is a request to stop, unless the program ignores it") {
+  struct sigaction ignored = {}, before = {}, after = {};
+  ignored.sa_handler = SIG_IGN;
+  REQUIRE(sigaction(SIGPIPE, nullptr, &before) == 0);
+  for (const int signal : {SIGPIPE, SIGHUP}) {
+    INFO(signal);
+    struct sigaction usual = {};
+    REQUIRE(sigaction(signal, &ignored, &usual) == 0);
+    {
+      const StopSignals watching;
+      raise(signal);
+      CHECK_FALSE(StopSignals::requested());
+    }
+    REQUIRE(sigaction(signal, &usual, &after) == 0);
+    CHECK(after.sa_handler == SIG_IGN);
+  }
+  struct sigaction own = {};
+  own.sa_handler = [](int) {};
+  REQUIRE(sigaction(SIGPIPE, &own, nullptr) == 0);
+  {
+    const StopSignals watching;
+    raise(SIGPIPE);
+    CHECK(StopSignals::requested());
+  }
+  REQUIRE(sigaction(SIGPIPE, &before, &after) == 0);
+  CHECK(after.sa_handler == own.sa_handler);
+}
+
 TEST_CASE("signals that come while products are computed leave the heap as it is") {
   ensure_signal_stack();
   expected = signal_stack();

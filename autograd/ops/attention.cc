@@ -37,11 +37,13 @@ AttentionProblem make_problem(std::string_view op, const Tensor& q, const Tensor
     p.mask = view::expand(is_added ? cast(detach(mask), statistics) : mask, scores);
   }
   if (p.dropout > 0) {
-    // Each call has a stream of its own: the kernel counts score elements from 0 in it.
+    // Each call has a stream of its own: the kernel counts score elements from 0 in it. The
+    // generator's stream goes into the seed, where all of its bits count.
     p.moved = moved_since_capture(q.device());
     Generator& g = generator();
-    p.seed = g.seed;
-    p.stream = (uint64_t{1} << 63) | (g.stream << 40) | g.take(4);
+    constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;  // so that no two streams have one product
+    p.seed = g.seed ^ (g.stream * kOdd);
+    p.stream = (uint64_t{1} << 63) | g.take(4);
   }
   p.lse = Tensor::empty({q.size(0), q.size(1), q.size(2)}, statistics, q.device());
   return p;

@@ -58,6 +58,9 @@ int64_t count_windows(std::string_view op, const Tensor& x, const Pool2dOptions&
              "{}: expected a positive kernel, stride and dilation and no negative padding, got {}, "
              "{}, {}, {}",
              op, kernel, stride, dilation, padding);
+  WEFT_CHECK(padding <= INT32_MAX && kernel <= INT32_MAX && dilation <= INT32_MAX,
+             "{}: expected a kernel, dilation and padding below 2^31, got {}, {}, {}", op, kernel,
+             dilation, padding);
   const int64_t reach = dilation * (kernel - 1) + 1;
   WEFT_CHECK(2 * padding <= reach,
              "{}: expected a padding of at most half the kernel, which reaches over {}, got {}", op,
@@ -66,7 +69,7 @@ int64_t count_windows(std::string_view op, const Tensor& x, const Pool2dOptions&
       kernels::pool2d_output_size(size, kernel, stride, padding, dilation, options.ceil_mode);
   WEFT_CHECK(windows > 0, "{}: a window of {} is larger than the padded images {}", op, reach, x);
   // One that begins in the padding may step over a small image.
-  for (int64_t i = 0; i < windows && i * stride < padding; ++i) {
+  for (int64_t i = 0; dilation > 1 && i < windows && i * stride < padding; ++i) {
     const int64_t begin = i * stride - padding, steps = (dilation - 1 - begin) / dilation;
     WEFT_CHECK(steps < kernel && begin + steps * dilation < size,
                "{}: a window of {} steps of {} holds no pixel of images {}", op, kernel, dilation,

@@ -228,6 +228,20 @@ Tensor operand(std::string_view op, const Tensor& target, const Tensor& x) {
   return expanded;
 }
 
+/// The same of an operation whose result the target's dtype must be able to hold.
+Tensor kept_operand(std::string_view op, const Tensor& target, const Tensor& x) {
+  const Tensor expanded = operand(op, target, x);
+  WEFT_CHECK(is_floating(target.dtype()) || !is_floating(x.dtype()),
+             "{}: the target, {}, would lose the fractions of {}", op, target, x);
+  return expanded;
+}
+
+void check_alpha(std::string_view op, const Tensor& a, const Tensor& b, double alpha) {
+  WEFT_CHECK(
+      alpha == 1 || is_floating(a.dtype()) || is_floating(b.dtype()) || alpha == std::trunc(alpha),
+      "{}: expected a whole alpha beside integers, got {}", op, alpha);
+}
+
 /// Whether the result beside `other` may take the memory of `spent`: a temporary without history
 /// that nothing else refers to, of the result's shape and dtype.
 bool gives_memory(const Tensor& spent, const Tensor& other) {
@@ -253,6 +267,7 @@ Tensor combine(BinaryOp op, Tensor (*recorded)(T, T), T a, T b) {
 }  // namespace
 
 Tensor add(const Tensor& a, const Tensor& b, double alpha) {
+  check_alpha("add", a, b, alpha);
   Tensor y = alpha == 1 ? compute(B::kAdd, a, b) : compute(B::kAddScaled, a, b, alpha);
   return record_two(
       "add", a, b, y, {}, [](const Backward& g) { return g.dy(); },
@@ -456,7 +471,8 @@ Tensor round(const Tensor& x) { return compute(U::kRound, x); }
 Tensor trunc(const Tensor& x) { return compute(U::kTrunc, x); }
 
 Tensor& add_(Tensor& target, const Tensor& x, double alpha) {
-  const Tensor b = operand("add_", target, x);
+  const Tensor b = kept_operand("add_", target, x);
+  check_alpha("add_", target, x, alpha);
   kernels::binary({.op = B::kAddScaled, .a = target, .b = b, .y = target, .alpha = alpha});
   record_in_place("add_", {target, x}, target, {},
                   [m = Meta(x), alpha](const Backward& b) -> Tensors {
@@ -466,7 +482,7 @@ Tensor& add_(Tensor& target, const Tensor& x, double alpha) {
 }
 
 Tensor& mul_(Tensor& target, const Tensor& factor) {
-  const Tensor b = operand("mul_", target, factor);
+  const Tensor b = kept_operand("mul_", target, factor);
   // The old value is needed for the factor's gradient only; the factor's own, where it goes too.
   const Tensor old = is_recording({factor}) ? clone(target) : Tensor();
   const Tensor x = is_same_place(b, target) ? clone(factor) : factor;

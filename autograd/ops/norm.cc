@@ -228,8 +228,10 @@ Tensor batch_norm(const Tensor& x, const Tensor& scale, const Tensor& shift, Ten
   const int64_t elements = x.size(1) > 0 ? x.numel() / x.size(1) : 0;
   WEFT_CHECK(!training || elements > 1,
              "batch_norm: training needs more than one value per channel, got {}", x);
-  WEFT_CHECK(training || (running_mean.defined() && running_var.defined()),
-             "batch_norm: evaluation needs running statistics");
+  WEFT_CHECK(running_mean.defined() == running_var.defined(),
+             "batch_norm: expected a running mean and a running variance or neither, got {} and {}",
+             running_mean, running_var);
+  WEFT_CHECK(training || running_mean.defined(), "batch_norm: evaluation needs running statistics");
   const DType dtype = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const Tensor weight = scale.defined() ? contiguous(cast(scale, dtype)) : scale;
   const Tensor bias = shift.defined() ? contiguous(cast(shift, dtype)) : shift;

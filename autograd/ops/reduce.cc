@@ -61,6 +61,9 @@ Shape reduced(const Shape& kept) {
 
 DType sum_dtype(const Tensor& x) { return is_floating(x.dtype()) ? x.dtype() : DType::i64; }
 
+/// f32 in the place of what has 16 bits or fewer, which cannot hold counts and their reciprocals.
+DType wide(DType dtype) { return itemsize(dtype) < 4 ? DType::f32 : dtype; }
+
 /// Gradient of max and min: dy to the elements equal to the result, shared among equals.
 Tensor extreme(const Tensor& input, const Shape& dims, bool keepdim, Reduction reduction) {
   const std::string_view op = name(reduction);
@@ -69,8 +72,8 @@ Tensor extreme(const Tensor& input, const Shape& dims, bool keepdim, Reduction r
   Tensor y = compute(input, axes, reduction, input.dtype(), keepdim);
   return record(op, {input}, y, {input, y}, [kept = axes.kept](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0), y = view(b.saved(1), kept);
-    const Tensor hits = cast(sum(eq(x, y), reduced(kept), true), x.dtype());
-    const Tensor shared = div(view(b.dy(), kept), hits);
+    const Tensor hits = cast(sum(eq(x, y), reduced(kept), true), wide(x.dtype()));
+    const Tensor shared = cast(div(view(b.dy(), kept), hits), x.dtype());
     return {in_one_pass(x, [&] { return mul(cast(eq(x, y), x.dtype()), shared); })};
   });
 }
@@ -110,7 +113,9 @@ Tensor mean(const Tensor& x, const Shape& dims, bool keepdim) {
   const double scale = 1.0 / static_cast<double>(axes.count);
   return record("mean", {x}, y, {},
                 [=, kept = axes.kept, shape = x.shape()](const Backward& b) -> Tensors {
-                  return {expand(reshape(b.dy() * scale, kept), shape)};
+                  const DType dtype = b.dy().dtype();
+                  const Tensor share = cast(cast(b.dy(), wide(dtype)) * scale, dtype);
+                  return {expand(reshape(share, kept), shape)};
                 });
 }
 
@@ -175,20 +180,31 @@ Tensor min(const Tensor& x, const Shape& dims, bool keepdim) {
   return extreme(x, dims, keepdim, Reduction::kMin);
 }
 
-Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) {
-  raw::check_floating("var", x);
+namespace {
+
+Tensor variance(const Tensor& x, const Shape& dims, double correction, bool keepdim, DType dtype) {
   const Axes axes(x, dims, "var");
-  Tensor y = compute(x, axes, Reduction::kVar, x.dtype(), keepdim, correction);
+  Tensor y = compute(x, axes, Reduction::kVar, dtype, keepdim, correction);
   const double scale = 2.0 / std::max(0.0, static_cast<double>(axes.count) - correction);
   return record("var", {x}, y, {x}, [=, kept = axes.kept](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0);
-    const Tensor centre = mean(x, reduced(kept), true), slope = reshape(b.dy() * scale, kept);
-    return {in_one_pass(x, [&] { return mul(sub(x, centre), slope); })};
+    const Tensor centre = mean(x, reduced(kept), true);
+    const Tensor slope = reshape(cast(b.dy(), wide(x.dtype())) * scale, kept);
+    return {in_one_pass(x, [&] { return cast(mul(sub(x, centre), slope), x.dtype()); })};
   });
 }
 
+}  // namespace
+
+Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) {
+  raw::check_floating("var", x);
+  return variance(x, dims, correction, keepdim, x.dtype());
+}
+
 Tensor std(const Tensor& x, const Shape& dims, double correction, bool keepdim) {
-  return root(var(x, dims, correction, keepdim), 2);
+  raw::check_floating("std", x);
+  const Tensor wide_variance = variance(x, dims, correction, keepdim, wide(x.dtype()));
+  return cast(root(wide_variance, 2), x.dtype());
 }
 
 namespace {

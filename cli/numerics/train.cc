@@ -101,7 +101,7 @@ class Trainer {
         Node* const node = stack.back();
         stack.pop_back();
         if (!node || !seen.insert(node).second) continue;
-        for (const Edge& edge : node->edges) stack.push_back(edge.node.get());
+        for (const Edge& edge : node->inputs) stack.push_back(edge.node.get());
         static const std::set<std::string> kProducts = {
             "linear", "linear_gelu", "mlp", "matmul", "conv2d", "attention", "self_attention"};
         if (kProducts.contains(node->name)) products.push_back(node);

@@ -31,6 +31,7 @@ RunFigures read_figures(const std::string& directory, uint64_t seed) {
   if (!fs::exists(metrics)) return run;
   for (const train::MetricsRow& row : train::read_metrics(metrics)) {
     run.seconds = row.find("seconds").value_or(run.seconds);
+    run.step = row.step;
     const auto loss = row.find("loss/validation");
     if (!loss) continue;
     run.loss = *loss;
@@ -58,6 +59,17 @@ void check_same_settings(const std::string& directory, const train::Config& conf
                "{} is a run with {} {}, not {}: give the study another --output", directory,
                train::option_name(key), its.at(key).dump(), value.dump());
   }
+}
+
+/// Of a run that has ended: where its figures were lost, so would it be in every mean.
+void check_all_there(const RunFigures& run) {
+  const std::string latest = run.directory + "/latest";
+  if (run.failed || !fs::exists(latest)) return;
+  const std::string text = io::read_text(latest), step = text.substr(0, text.find('\n'));
+  WEFT_CHECK(step == fmt::format("step-{}", run.step),
+             "{0}: its metrics.jsonl ends at step {1}, its last checkpoint is {2}; expected the "
+             "figures of the whole run. Remove {0} to train it again",
+             run.directory, run.step, step);
 }
 
 /// A run to its end; its exit code.
@@ -139,6 +151,7 @@ bool train_all(std::vector<Cell>& cells, const StudyOptions& options) {
       }
       RunFigures run = read_figures(directory, config.seed);
       run.failed = fs::exists(failure_of(directory));
+      check_all_there(run);
       if (options.measures_noise && !run.failed) run.noise_scale = noise_scale_of_run(directory);
       cell.runs.push_back(std::move(run));
     }

@@ -21,6 +21,7 @@ namespace weft::cli {
 struct RunFigures {
   std::string directory;
   uint64_t seed = 0;
+  int64_t step = 0;        // of its last figures
   bool failed = false;     // it ended by an error behind its first step, as where it diverges
   double accuracy = 0;     // on the validation images, behind the last epoch; NaN of text
   double loss = 0;         // the same; of text in nats a byte
@@ -53,9 +54,9 @@ struct StudyOptions {
   bool measures_noise = false;
 };
 
-/// Throws Error for a directory that holds a run of the same name with other settings, and for a
-/// run that came to no step. Cells of the same settings share their runs. Returns false when a run
-/// was interrupted.
+/// Throws Error for a directory that holds a run of the same name with other settings, for a run
+/// that came to no step, and for one whose figures end before its last checkpoint. Cells of the
+/// same settings share their runs. Returns false when a run was interrupted.
 bool train_all(std::vector<Cell>& cells, const StudyOptions& options);
 
 /// "81.25 +- 0.40", of fractions in percent.

@@ -136,6 +136,13 @@ TEST_CASE("seeds and settings") {
   const Outcome table = run_weft("study seeds --seeds 2 --output " + output + tiny());
   CHECK(table.code == 0);
   CHECK_THAT(table.out, Contains("accuracy %") && Contains("+-"));
+  // A run whose figures are lost is not left out of the mean.
+  for (const auto& entry : std::filesystem::directory_iterator(output)) {
+    if (entry.is_directory()) std::filesystem::remove(entry.path() / "metrics.jsonl");
+  }
+  const Outcome lost = run_weft("study seeds --seeds 2 --output " + output + tiny());
+  CHECK(lost.code == 1);
+  CHECK_THAT(lost.err, Contains("its metrics.jsonl ends at step 0, its last checkpoint is step-"));
   const auto runs = study("sweep --vary lr=1e-4,1e-3 --vary optimizer=sgd --seeds 1 --output " +
                           fresh_scratch("settings"));
   REQUIRE(runs.size() == 2);

@@ -75,7 +75,7 @@ NamedTensors found_in(const nn::Module& model, const NamedTensors& ours,
   NamedTensors found;
   auto next = theirs.begin();
   for (const auto& [name, tensor] : ours) {
-    next = std::find_if(next, theirs.end(), [&](const auto& t) { return t.first == name; });
+    next = std::ranges::find(next, theirs.end(), name, &NamedTensors::value_type::first);
     WEFT_CHECK(next != theirs.end(),
                "dp: {}: expected the tensors that it had when it was set up, got \"{}\", which its "
                "replicas do not have",

@@ -94,6 +94,11 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     return outputs;
   }
 
+  void broadcast_buffers() {
+    recover();
+    broadcast_all(module_.named_buffers(), 0);
+  }
+
   void synchronize() {
     WEFT_CHECK(!watch_.is_under_way(), "ddp: synchronize() inside a backward");
     const auto attempt = watch_.attempt();
@@ -475,6 +480,8 @@ Tensor DistributedDataParallel::forward(const std::function<Tensor()>& function)
 Tensors DistributedDataParallel::forward(const std::function<Tensors()>& function) {
   return reducer_->forward(function);
 }
+
+void DistributedDataParallel::broadcast_buffers() { reducer_->broadcast_buffers(); }
 
 void DistributedDataParallel::synchronize() { reducer_->synchronize(); }
 

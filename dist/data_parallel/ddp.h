@@ -71,6 +71,9 @@ class DistributedDataParallel {
   Tensor forward(const std::function<Tensor()>& function);
   Tensors forward(const std::function<Tensors()>& function);
 
+  /// Copies rank 0's buffers to all.
+  void broadcast_buffers();
+
   /// While the result lives, gradients stay on their rank and add up. It covers forward and
   /// backward.
   std::shared_ptr<void> no_sync();

@@ -115,11 +115,16 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     return place->second == stage();
   }
 
+  void broadcast_buffers() {
+    if (!options_.data) return;
+    for (const Tensor& buffer : buffers_) options_.data->broadcast(buffer).wait();
+  }
+
   void run(const MicroBatches& batches) {
     const int64_t in_flight =
         options_.schedule == Schedule::kGpipe ? batches.count : stages() - stage();
     const auto attempt = begin();
-    broadcast_buffers();
+    if (module_.is_training()) broadcast_buffers();
     std::deque<Flight> flights;
     int64_t forwards = 0;
     for (int64_t backwards = 0; backwards < batches.count; ++backwards) {
@@ -148,7 +153,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   Tensor forward_all(const Tensor& x) {
     WEFT_CHECK(x.dim() > 0 && x.size(0) > 0, "pipeline: expected a batch, got {}", x);
     const auto attempt = begin();
-    if (grad_enabled()) broadcast_buffers();
+    if (grad_enabled() && module_.is_training()) broadcast_buffers();
     std::vector<int64_t> counts = split_evenly(x.size(0), static_cast<int>(options_.micro_batches));
     std::erase(counts, 0);
     const bool has_dx = is_recording({x});
@@ -410,11 +415,6 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     for (const Work& work : std::exchange(sent_, {})) work.wait();
   }
 
-  void broadcast_buffers() {
-    if (!options_.data || !module_.is_training()) return;
-    for (const Tensor& buffer : buffers_) options_.data->broadcast(buffer).wait();
-  }
-
   /// The sum over the data group; the same bits as ddp's.
   void reduce_gradients() {
     if (!options_.data || options_.data->size() == 1) return;
@@ -452,6 +452,7 @@ int Pipeline::stage() const { return engine_->stage(); }
 bool Pipeline::owns(const std::string& name) const { return engine_->owns(name); }
 int64_t Pipeline::peak_in_flight() const { return engine_->peak_in_flight_; }
 void Pipeline::run(const MicroBatches& batches) { engine_->run(batches); }
+void Pipeline::broadcast_buffers() { engine_->broadcast_buffers(); }
 Tensor Pipeline::operator()(const Tensor& x) { return engine_->forward_all(x); }
 NamedTensors Pipeline::gather(const NamedTensors& mine) { return engine_->gather(mine); }
 

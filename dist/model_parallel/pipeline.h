@@ -60,6 +60,8 @@ class Pipeline {
   /// loss of it and calls backward(), which is GPipe's second half: backward() throws Error where
   /// the schedule is k1F1B. Where x requires a gradient, on every stage, each gets it.
   Tensor operator()(const Tensor& x);
+  /// Copies the buffers of the data group's first rank to all of it.
+  void broadcast_buffers();
   /// While the result lives, gradients are not summed over the data group.
   std::shared_ptr<void> no_sync();
 

@@ -26,6 +26,7 @@ class Ddp : public Strategy {
   Tensors call(nn::Module&, const std::function<Tensors()>& function) override {
     return ddp_->forward(function);
   }
+  void share_buffers(nn::Module&) override { ddp_->broadcast_buffers(); }
   std::shared_ptr<void> no_sync() override { return ddp_->no_sync(); }
   std::string describe(int64_t parameters, int64_t state_tensors) const override {
     const int64_t bytes = kept_bytes(state_tensors), ranks = world_->size();

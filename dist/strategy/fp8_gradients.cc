@@ -87,10 +87,14 @@ void Fp8Gradients::broadcast(const NamedTensors& tensors) {
   for (const Work& work : works) work.wait();
 }
 
-void Fp8Gradients::prepare() {
-  if (!world_ || local_depth_ > 0 || !module_->is_training()) return;
+void Fp8Gradients::share_buffers(nn::Module& module) {
+  if (!world_) return;
   recover();
-  broadcast(module_->named_buffers());
+  broadcast(module.named_buffers());
+}
+
+void Fp8Gradients::prepare() {
+  if (local_depth_ == 0 && module_->is_training()) share_buffers(*module_);
 }
 
 void Fp8Gradients::on_ready(bool is_matrix, size_t i) {

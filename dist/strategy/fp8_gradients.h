@@ -36,6 +36,7 @@ class Fp8Gradients : public Strategy {
   void wrap(nn::Module& module, const ModelStructure& structure) override;
   Tensor forward(nn::Module& module, const Tensor& x) override;
   Tensors call(nn::Module& module, const std::function<Tensors()>& function) override;
+  void share_buffers(nn::Module& module) override;
   std::shared_ptr<void> no_sync() override;
   ExactSum squares(const Tensors& parameters) override;
   std::string describe(int64_t parameters, int64_t state_tensors) const override;

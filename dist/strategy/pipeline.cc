@@ -32,6 +32,7 @@ class PipelineStrategy : public Strategy {
   }
   Tensor forward(nn::Module&, const Tensor& x) override { return (*pipeline_)(x); }
   void run(nn::Module&, const MicroBatches& batches) override { pipeline_->run(batches); }
+  void share_buffers(nn::Module&) override { pipeline_->broadcast_buffers(); }
   std::shared_ptr<void> no_sync() override { return pipeline_->no_sync(); }
   ExactSum squares(const Tensors& parameters) override {
     // Those of other stages have no gradient here.

@@ -48,6 +48,7 @@ class Sharded : public Strategy {
   void scale_local_gradients(const Tensors& parameters, double factor) override {
     fsdp_->scale_local_gradients(parameters, factor);
   }
+  void share_buffers(nn::Module&) override { fsdp_->broadcast_buffers(); }
   std::shared_ptr<void> no_sync() override { return fsdp_->no_sync(); }
   ExactSum squares(const Tensors& slices) override {
     ExactSum sum = Strategy::squares(slices);

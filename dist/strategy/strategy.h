@@ -67,6 +67,9 @@ class Strategy {
   virtual Tensor predicted(const Tensor& logits);
   /// Forward and backward of a step's micro-batches.
   virtual void run(nn::Module& module, const MicroBatches& batches);
+  /// Before a model is measured: rank 0's buffers, running statistics say, become all ranks', as
+  /// before a forward in training. So every rank measures what model_state() has.
+  virtual void share_buffers(nn::Module&) {}
   /// While the result lives, gradients stay on their rank and add up.
   virtual std::shared_ptr<void> no_sync() { return nullptr; }
   /// Drops, or multiplies, those of these parameters of the model that have added up so and that

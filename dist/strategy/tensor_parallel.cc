@@ -66,6 +66,7 @@ class TensorParallelStrategy : public Strategy {
   Tensor predicted(const Tensor& logits) override {
     return classes_ == 0 ? inner_->predicted(logits) : parallel_argmax(logits, classes_, tensor_);
   }
+  void share_buffers(nn::Module& module) override { inner_->share_buffers(module); }
   std::shared_ptr<void> no_sync() override { return inner_->no_sync(); }
   void drop_local_gradients(const Tensors& parameters) override {
     inner_->drop_local_gradients(parameters);

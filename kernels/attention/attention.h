@@ -3,6 +3,7 @@
 //   S = scale Q K^T                    [Tq, Tk]; causal: query i sees the keys j <= i only;
 //                                      mask: query i sees key j where mask[b,h,i,j], too, or has
 //                                      mask[b,h,i,j] added to its score, where -inf hides the key
+//                                      (numbers of at most -1e30: see kLeastAdded)
 //   P = softmax(S), lse = log sum exp(S) along the keys
 //   out = dropout(P) V                 dropout keeps elements with probability 1 - p, times 1/(1-p)
 //
@@ -28,6 +29,12 @@
 #include "kernels/op.h"
 
 namespace weft::kernels {
+
+/// Masks that add a dtype's least number mean to hide. Where such a number, finite and at most
+/// this, is added, the score is kMaskedScore whatever the product: beside others the key is hidden,
+/// and a query that sees no others sees these alike, as it would by rounding. From it lse keeps log
+/// sum exp to 1e-3, where beside -1e38 it would be lost, and with it P of backward.
+inline constexpr double kLeastAdded = -1e30, kMaskedScore = -16384;
 
 class CudnnGraph;  // kernels/device/cudnn_graph.h
 

@@ -83,12 +83,17 @@ struct AttentionCase {
       std::fill_n(shown.data<bool>(), std::min(shown.numel(), 2 * keys), false);
       p.mask = in.strided(shown);
     } else if (mask == Mask::kAdded) {
-      // The same for all heads, with hidden keys and a query that sees none.
+      // The same for all heads, with hidden keys, some of them by a finite number, a query that
+      // sees none, and forward one that sees such alone.
       const Tensor added = in.normal({batch, 1, queries, keys}, sums);
       visit_dtype(sums, [&]<class T>(TypeTag<T>) {
         if constexpr (std::is_floating_point_v<T>) {
           for (int64_t i = 0; i < added.numel(); ++i) {
-            if (i < keys || i % 5 == 2) added.data<T>()[i] = -std::numeric_limits<T>::infinity();
+            T& value = added.data<T>()[i];
+            if (i < keys || i % 10 == 2) value = -std::numeric_limits<T>::infinity();
+            const bool is_of_second = !backward && i >= keys && i < 2 * keys;
+            if (is_of_second || (i >= keys && i % 10 == 7))
+              value = std::numeric_limits<T>::lowest();
           }
         }
       });

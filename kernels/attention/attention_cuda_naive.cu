@@ -43,6 +43,7 @@ struct Work {
     if (!p.sees(query, key)) return hidden;
     const Acc added = p.mask.template added<Acc>(b, head, query, key);
     if (added == hidden) return hidden;
+    if (added <= static_cast<Acc>(kLeastAdded)) return static_cast<Acc>(kMaskedScore);
     return static_cast<Acc>(p.scale) * dot(p.q, head, query, p.k, key) + added;
   }
   /// The factor of dropout: 0 or 1 / (1 - p).

@@ -160,6 +160,11 @@ Values scores(const AttentionProblem& p, int64_t pair, const Precision& precisio
     for (int64_t j = 0; j < s.cols; ++j) {
       const double added = mask_at(p, pair, i, j);
       if (std::isinf(added)) continue;  // nobody asks
+      if (added <= kLeastAdded) {
+        s.at(i, j) = kMaskedScore;
+        s.error_at(i, j) = 4 * precision.u * std::abs(kMaskedScore);
+        continue;
+      }
       // Divided by the scale, added to the product, and multiplied by the scale again.
       s.error_at(i, j) += 4 * precision.u * (std::abs(s.at(i, j)) + std::abs(added));
       s.at(i, j) += added;
@@ -176,13 +181,14 @@ void forward_pair(const AttentionProblem& p, int64_t pair, const Precision& prec
     const int64_t n = visible_keys(p, i);
     double max = -INFINITY, largest = 0, worst = 0, sum = 0;
     for (int64_t j = 0; j < n; ++j) {
-      if (!sees(p, pair, i, j)) continue;
-      max = std::max(max, s.at(i, j));
-      largest = std::max(largest, std::abs(s.at(i, j)));
-      worst = std::max(worst, s.error_at(i, j));
+      if (sees(p, pair, i, j)) max = std::max(max, s.at(i, j));
     }
     for (int64_t j = 0; j < n; ++j) {
-      if (sees(p, pair, i, j)) sum += std::exp(s.at(i, j) - max);
+      const double weight = sees(p, pair, i, j) ? std::exp(s.at(i, j) - max) : 0;
+      if (weight == 0) continue;
+      sum += weight;
+      largest = std::max(largest, std::abs(s.at(i, j)));
+      worst = std::max(worst, s.error_at(i, j));
     }
     const double blocks = std::ceil(static_cast<double>(n) / 16) + 1;
     const double argument = worst + blocks * 2 * largest * precision.u;

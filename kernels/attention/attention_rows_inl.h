@@ -51,20 +51,23 @@ template <class Acc>
 bool mask_scores(const MaskRow& mask, int64_t key, int64_t n, Acc scale, Acc* scores) {
   constexpr Acc kInfinity = std::numeric_limits<Acc>::infinity();
   if (!mask.exists()) return true;
+  const Acc hidden = -std::copysign(kInfinity, scale);
   // Selected, not branched on: nobody predicts a mask.
   const auto apply = [&](auto stride) -> bool {
     const int64_t step = stride;
     if (mask.is_additive()) {
       const Acc* const added = static_cast<const Acc*>(mask.row.at(0, key));
+      const Acc floor = static_cast<Acc>(kMaskedScore) / scale;
       int left = 0;
       for (int64_t j = 0; j < n; ++j) {
-        left |= added[j * step] != -kInfinity;
-        scores[j] += added[j * step] / scale;
+        const Acc value = added[j * step], sum = scores[j] + value / scale;
+        left |= value != -kInfinity;
+        const Acc masked = value == -kInfinity ? hidden : floor;
+        scores[j] = value <= static_cast<Acc>(kLeastAdded) ? masked : sum;
       }
       return left != 0;
     }
     const auto* const shown = static_cast<const uint8_t*>(mask.row.at(0, key));
-    const Acc hidden = -std::copysign(kInfinity, scale);
     uint8_t left = 0;
     for (int64_t j = 0; j < n; ++j) {
       left |= shown[j * step];

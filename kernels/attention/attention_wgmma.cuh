@@ -49,6 +49,9 @@ struct MaskBytes {
 
 /// The score of a product before scale and mask, both of which are in powers of 2 then.
 __device__ __forceinline__ float masked(float product, float scale, float added) {
+  if (added <= static_cast<float>(kLeastAdded) && added != -INFINITY) {
+    return static_cast<float>(kMaskedScore) * kLog2E;
+  }
   return std::fma(product, scale, added * kLog2E);
 }
 __device__ __forceinline__ float masked(float product, float scale, uint8_t sees) {

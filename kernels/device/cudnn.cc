@@ -5,6 +5,7 @@
 #include <map>
 
 #include "core/error.h"
+#include "core/runtime.h"
 #include "core/stream.h"
 
 namespace weft::kernels {
@@ -19,6 +20,7 @@ cudnnHandle_t Cudnn::handle(Device device) {
   // end after the driver has shut down.
   thread_local std::map<int, cudnnHandle_t> handles;
   cudnnHandle_t& entry = handles[device.index];
+  const runtime::DeviceGuard guard(device.index);  // a handle belongs to the current device
   if (!entry) check(cudnnCreate(&entry), "cudnnCreate");
   check(cudnnSetStream(entry, static_cast<cudaStream_t>(current_stream_handle(device))),
         "cudnnSetStream");

@@ -65,7 +65,8 @@ __device__ int64_t offset_of(const FusedArguments& p, int operand, int64_t i) {
 /// The program for n elements from i on, which lie side by side in every operand if n > 1.
 template <class Acc, int n, int stride, class Index>
 __device__ void run_program(const FusedArguments& p, Acc* column, int64_t i) {
-  const auto place = [&](int operand) { return n > 1 ? i : offset_of<Index>(p, operand, i); };
+  // A stride of several: the last elements of operands that are dense.
+  const auto place = [&](int operand) { return stride > 1 ? i : offset_of<Index>(p, operand, i); };
   const auto get = [&](int slot, Acc(&x)[n]) {
 #pragma unroll
     for (int k = 0; k < n; ++k) x[k] = column[slot * kThreads * stride + k];

@@ -41,14 +41,14 @@ bool finish_if_empty(const GemmProblem& problem) {
 }
 
 std::optional<int64_t> batch_stride(const Tensor& t) {
-  int64_t stride = 0, expected = -1;
+  std::optional<int64_t> stride, expected;
   for (int d = t.dim() - 3; d >= 0; --d) {
     if (t.size(d) == 1) continue;
-    if (expected >= 0 && t.stride(d) != expected) return std::nullopt;
-    if (expected < 0) stride = t.stride(d);
+    if (expected && t.stride(d) != *expected) return std::nullopt;
+    if (!stride) stride = t.stride(d);
     expected = t.stride(d) * t.size(d);
   }
-  return stride;
+  return stride.value_or(0);
 }
 
 ForcedTile& forced_wgmma_tile() {

@@ -124,9 +124,10 @@ void multiply_batch(const Product& p, const MatrixBatch& a, const MatrixBatch& b
   const auto batch = static_cast<int64_t>(c.offsets.size());
   const int64_t group = std::clamp<int64_t>(kGroupProducts / (m * n * k), 1, batch);
   const DType output = output_dtype(p.input, c.first.dtype);
-  // Strides are not negative: where the first and the last coincide, all do.
-  const bool repeats_a = a.offsets.front() == a.offsets.back();
-  const bool repeats_b = !repeats_a && b.offsets.front() == b.offsets.back();
+  const auto repeats = [](const MatrixBatch& x) {
+    return std::ranges::all_of(x.offsets, [&](auto at) { return at == x.offsets.front(); });
+  };
+  const bool repeats_a = repeats(a), repeats_b = !repeats_a && repeats(b);
   parallel_for(batch, group, [&](int64_t begin, int64_t end) {
     const int64_t count = end - begin;
     const DenseMatrices dense_a = dense_matrices(a, begin, repeats_a ? 1 : count, p.input);

@@ -133,15 +133,17 @@ struct Sixteen {
 void gemm_cuda_mma(const GemmProblem& problem) {
   if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
+  // Copies go along the lines that fit.
+  const bool fits = fits_16_byte_copies(problem.a) && fits_16_byte_copies(problem.b);
   with_flags(
       [&](auto is_large, auto is_bf16, auto fits_copies, auto a_depth, auto b_depth) {
         constexpr int kTile = is_large() ? 128 : 64;
         mma_tiles::run<Sixteen<is_bf16()>, kTile, Tile<fits_copies(), a_depth(), kTile>,
                        Tile<fits_copies(), b_depth(), kTile>>(problem, p);
       },
-      mma_tiles::takes_large_tiles(p), problem.dtype() == DType::bf16,
-      fits_16_byte_copies(problem.a) && fits_16_byte_copies(problem.b), p.a.column == 1 || p.k == 1,
-      p.b.row == 1 || p.k == 1);
+      mma_tiles::takes_large_tiles(p), problem.dtype() == DType::bf16, fits,
+      fits ? !has_transposed_lines(problem.a) : p.a.column == 1 || p.k == 1,
+      fits ? has_transposed_lines(problem.b) : p.b.row == 1 || p.k == 1);
 }
 
 }  // namespace weft::kernels

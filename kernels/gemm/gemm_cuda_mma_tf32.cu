@@ -95,6 +95,8 @@ struct Tf32Format {
 void gemm_cuda_mma_tf32(const GemmProblem& problem) {
   if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
+  // Copies go along the lines that fit.
+  const bool fits = fits_16_byte_copies(problem.a) && fits_16_byte_copies(problem.b);
   with_flags(
       [&](auto is_large, auto is_nearest, auto fits, auto a_depth, auto b_depth) {
         constexpr int kTile = is_large() ? 128 : 64;
@@ -102,9 +104,9 @@ void gemm_cuda_mma_tf32(const GemmProblem& problem) {
         mma_tiles::run<Tf32Format, kTile, Tile<kFits, !kFits || a_depth(), kTile, kNearest>,
                        Tile<kFits, !kFits || b_depth(), kTile, kNearest>>(problem, p);
       },
-      mma_tiles::takes_large_tiles(p), problem.numerics.tf32 == Tf32::kNearest,
-      fits_16_byte_copies(problem.a) && fits_16_byte_copies(problem.b), p.a.column == 1 || p.k == 1,
-      p.b.row == 1 || p.k == 1);
+      mma_tiles::takes_large_tiles(p), problem.numerics.tf32 == Tf32::kNearest, fits,
+      fits ? !has_transposed_lines(problem.a) : p.a.column == 1 || p.k == 1,
+      fits ? has_transposed_lines(problem.b) : p.b.row == 1 || p.k == 1);
 }
 
 }  // namespace weft::kernels

@@ -95,6 +95,11 @@ Tensor k_major(const Tensor& x, const char* variant, const char* operand) {
   return lines;
 }
 
+bool has_transposed_lines(const Tensor& t) {
+  const auto lines = lines_of(t);
+  return lines && lines->is_transposed;
+}
+
 bool fits_16_byte_copies(const Tensor& t) {
   const auto lines = lines_of(t);
   if (!lines || !has_aligned_base(t)) return false;

@@ -29,6 +29,8 @@ Tensor k_major(const Tensor& x, const char* variant, const char* operand);
 
 /// Whether lines, of rows or of columns, are dense and begin at multiples of 16 bytes.
 bool fits_16_byte_copies(const Tensor& t);
+/// Whether the lines that it speaks of run along the last dimension but one.
+bool has_transposed_lines(const Tensor& t);
 /// Have a and b a dense dimension each? The condition of gemm_cuda_mma.
 bool gemm_fits_mma(const GemmProblem& problem);
 /// The condition of gemm_cuda_wgmma, on a device of capability 9.0: 16-bit operands that TMA can

@@ -298,7 +298,8 @@ class Build {
     std::set<std::string> files;
     for (size_t i = 0; i < commands_.size(); ++i) {
       for (const fs::path& file : dependencies_in(scratch / fmt::format("{}.d", i))) {
-        WEFT_CHECK(fs::last_write_time(file) < start, "{} was changed while {} was compiled",
+        WEFT_CHECK(fs::last_write_time(file) < start,
+                   "{} was changed while {} was compiled, or its time lies in the future",
                    file.string(), plugin_.string());
         files.insert(file);
       }

@@ -2,9 +2,13 @@
 
 #include <dlfcn.h>
 #include <fmt/ranges.h>
+#include <link.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -39,8 +43,26 @@ Registry& registry() {
   return the_registry;
 }
 
+/// dlopen() waits for ever at a pipe, and reads beyond the end of a file that was cut short.
+void check_file(const fs::path& object, const std::string& file) {
+  WEFT_CHECK(fs::is_regular_file(object), "{} cannot be loaded: it is no file", file);
+  const uint64_t size = fs::file_size(object);
+  std::ifstream bytes(object, std::ios::binary);
+  ElfW(Ehdr) head = {};
+  bytes.read(reinterpret_cast<char*>(&head), sizeof head);
+  if (!bytes || std::memcmp(head.e_ident, ELFMAG, SELFMAG) != 0) return;  // dlopen() says why
+  for (int i = 0; i < head.e_phnum; ++i) {
+    ElfW(Phdr) part = {};
+    bytes.seekg(static_cast<std::streamoff>(head.e_phoff + i * sizeof part));
+    bytes.read(reinterpret_cast<char*>(&part), sizeof part);
+    WEFT_CHECK(bytes && part.p_offset <= size && part.p_filesz <= size - part.p_offset,
+               "{} cannot be loaded: it was cut short, to {} bytes", file, size);
+  }
+}
+
 const Plugin& open_plugin(const fs::path& object, const fs::path& source) {
   const std::string file = source.string();
+  check_file(object, file);
   // For good: lists hold its functions.
   void* const handle = ::dlopen(object.c_str(), RTLD_NOW | RTLD_LOCAL);
   WEFT_CHECK(handle, "{} cannot be loaded: {}", file, ::dlerror());

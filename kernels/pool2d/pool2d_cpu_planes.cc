@@ -137,6 +137,7 @@ struct Term {
 /// Window row by window row.
 std::vector<Term> terms_of(const Geometry& g) {
   std::vector<Term> terms;
+  terms.reserve(g.kernel[0] * g.kernel[1]);
   for (int64_t r = 0; r < g.kernel[0]; ++r) {
     for (int64_t s = 0; s < g.kernel[1]; ++s) {
       terms.push_back({g.split_offset(r, s), g.position(0, r, 0) * g.W + g.position(0, s, 1)});

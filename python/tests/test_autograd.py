@@ -219,13 +219,21 @@ class Functions(unittest.TestCase):
                     return weft.ones(*wrong)
 
             x = weft.randn(2, 3, 8).requires_grad_()
-            message = "Function: backward returned .* for input 0, expected the shape"
+            message = "its gradient function returned .* for input 0, expected the shape"
             with self.assertRaisesRegex(weft.Error, message):
                 Wrong.apply(weft.nn.functional.softmax(x, -1)).sum().backward()
             y = weft.ones(4, requires_grad=True)
             y.register_hook(lambda g: weft.ones(*wrong))
             with self.assertRaisesRegex(weft.Error, "a hook of a leaf returned"):
                 (y * 2).sum().backward()
+
+    def test_what_is_no_tensor_is_a_type_error(self):
+        x = weft.ones(2, requires_grad=True)
+        x.register_hook(lambda g: "a")
+        with self.assertRaisesRegex(TypeError, "what a function returned, has another type"):
+            (x * 2).sum().backward()
+        with self.assertRaisesRegex(TypeError, "another type"):
+            x.to(3.0)
 
     def test_gradients_get_the_dtype_of_what_they_are_of(self):
         class Wide(Function):
@@ -254,6 +262,21 @@ class Functions(unittest.TestCase):
         del y, marker
         gc.collect()
         self.assertIsNone(gone())
+
+    def test_a_removed_hook_releases_its_tensor(self):
+        x = weft.ones(1, requires_grad=True)
+        marker = type("Marker", (), {})()
+        gone = weakref.ref(marker)
+        handle = x.register_hook(lambda g, x=x, marker=marker: None)
+        ready = x.register_post_accumulate_grad_hook(lambda x=x, marker=marker: None)
+        x.sum().backward()
+        del x, marker
+        handle.remove()
+        self.assertIsNotNone(gone())
+        ready.remove()
+        gc.collect()
+        self.assertIsNone(gone())
+        handle.remove()
 
 
 class Process(unittest.TestCase):

@@ -109,6 +109,24 @@ class DLPack(unittest.TestCase):
 
 
 @needs_numpy
+class SharedMemory(unittest.TestCase):
+    def test_a_tensor_of_our_own_stays_on_its_storage(self):
+        x = weft.ones(3)
+        w = weft.ones(3, requires_grad=True)
+        z = weft.from_dlpack(x)
+        y = (w * x).sum()
+        z.zero_()
+        with self.assertRaisesRegex(weft.Error, "changed in place"):
+            y.backward()
+
+    @needs_numpy
+    def test_parts_of_one_array_are_not_added_to_each_other(self):
+        a = np.ones(5000, np.float32)
+        with self.assertRaisesRegex(weft.Error, "share some of their elements"):
+            weft.from_numpy(a[1:]).add_(weft.from_numpy(a[:-1]))
+        self.assertEqual(weft.from_numpy(a).add_(weft.from_numpy(a)).tolist(), [2] * 5000)
+
+
 class NumPy(unittest.TestCase):
     def test_shares_memory_in_both_directions(self):
         for dtype in SHARED:
@@ -160,6 +178,12 @@ class NumPy(unittest.TestCase):
             self.assertTrue(weft.from_dlpack(New(x)).is_read_only)
             self.assertFalse(x.clone().is_read_only)
         self.assertEqual(array.tolist(), [0.0, 1.0, 2.0])
+        memory = weft.as_tensor(memoryview(bytes(8)).cast("f"))
+        w = weft.ones(2, requires_grad=True)
+        for write in (lambda: weft.nn.init.zeros_(memory), lambda: weft.nn.init.uniform_(memory, 0, 1),
+                      lambda: setattr(w, "grad", memory)):
+            with self.assertRaisesRegex(weft.Error, "read-only memory"):
+                write()
 
     def test_the_owner_may_die_first(self):
         x = weft.from_numpy(np.full(100_000, 2.0))

@@ -236,7 +236,50 @@ def basic_keys(random_):
 
 
 @needs_numpy
+class Integers(unittest.TestCase):
+    def test_numbers_beyond_a_double_are_exact(self):
+        n = 2**53 + 1
+        self.assertEqual(weft.full((1,), n).item(), n)
+        self.assertEqual(weft.zeros(1, dtype=weft.int64).fill_(n).item(), n)
+        self.assertEqual(weft.full_like(weft.zeros(1, dtype=weft.int64), -n).item(), -n)
+        x = weft.tensor([0, 16777217])
+        self.assertEqual(x.masked_fill(x == 0, n).tolist(), [n, 16777217])
+        x[0] = 16777217.0
+        self.assertEqual(x.tolist(), [16777217, 16777217])
+        clamped = weft.tensor([0, 16777217]).clamp(min=2)
+        self.assertEqual((clamped.dtype, clamped.tolist()), (weft.int64, [2, 16777217]))
+
+    def test_a_number_that_does_not_fit_wraps_and_is_compared_as_it_is(self):
+        small = weft.tensor([5, 255], dtype=weft.uint8)
+        self.assertEqual((small + (-1)).tolist(), [4, 254])
+        self.assertEqual((small * -1).tolist(), [251, 1])
+        self.assertEqual((small == 300).tolist(), [False, False])
+        self.assertEqual((small > -1).tolist(), [True, True])
+        self.assertEqual((weft.tensor([2**31 - 1], dtype=weft.int32) < 2**40).tolist(), [True])
+
+    def test_fractions_are_lost_nowhere(self):
+        x = weft.tensor([1, 2])
+        with self.assertRaisesRegex(weft.Error, "would lose the fractions"):
+            x.add_(1.5)
+        with self.assertRaisesRegex(weft.Error, "would lose the fractions"):
+            x.div_(2)
+        with self.assertRaisesRegex(weft.Error, "expected a whole alpha"):
+            weft.add(x, x, alpha=0.5)
+        self.assertEqual(x.add_(1).tolist(), [2, 3])
+        limits = weft.tensor([float("nan"), 1e30, float("-inf")], dtype=weft.int64)
+        self.assertEqual(limits.tolist(), [0, 2**63 - 1, -(2**63)])
+
+
 class Indexing(unittest.TestCase):
+    @needs_numpy
+    def test_integers_of_numpy_give_views(self):
+        x = weft.zeros(3, 2)
+        for i in np.arange(3):
+            x[i].fill_(int(i))
+        self.assertEqual(x.tolist(), [[0, 0], [1, 1], [2, 2]])
+        self.assertEqual(x[np.array(1)].tolist(), [1, 1])
+        self.assertEqual(x[np.array([2, 0])].tolist(), [[2, 2], [0, 0]])
+
     def setUp(self):
         self.array = np.arange(60, dtype=np.float32).reshape(4, 3, 5)
 

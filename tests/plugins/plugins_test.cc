@@ -1,4 +1,6 @@
 // Kernels outside the tree, compiled, loaded and checked as their authors do it.
+#include <sys/stat.h>
+
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <filesystem>
@@ -192,6 +194,10 @@ TEST_CASE("A program computes with the plugins that the environment names") {
 TEST_CASE("Bad plugins are one line that names them") {
   std::ofstream((scratch() / "notes.txt").string()) << "no source\n";
   std::ofstream((scratch() / "broken.so").string()) << "no shared object\n";
+  fs::copy_file("/proc/self/exe", scratch() / "cut.so");
+  fs::permissions(scratch() / "cut.so", fs::perms::owner_all);
+  fs::resize_file(scratch() / "cut.so", 4096);
+  REQUIRE(::mkfifo((scratch() / "pipe.so").c_str(), 0600) == 0);
   fs::create_directories(scratch() / "empty");
   const auto by_hand = [](const std::string& file, const std::string& from, const std::string& to) {
     return plugin("by_hand.cc", file, {{from, to}});
@@ -204,6 +210,8 @@ TEST_CASE("Bad plugins are one line that names them") {
       {scratch() / "notes.txt", "notes.txt: expected a .cc, .cu or .so file"},
       {scratch() / "empty", "empty: the folder has no .cc and no .cu file"},
       {scratch() / "broken.so", "broken.so cannot be loaded: "},
+      {scratch() / "cut.so", "cut.so cannot be loaded: it was cut short, to 4096 bytes"},
+      {scratch() / "pipe.so", "pipe.so cannot be loaded: it is no file"},
       {by_hand("old.cc", "= WEFT_PLUGIN_ABI", "= \"weft 0.0.1\""),
        "old.cc was compiled for weft 0.0.1"},
       {by_hand("format.cc", "= kPluginFormat", "= 7"), "(format 7)"},

@@ -108,6 +108,13 @@ TEST_CASE("A reader of events who goes away, or reads nothing, costs no step") {
   CHECK_THAT(outcome.err, Contains("weft: cannot write the JSON events: Broken pipe\n") &&
                               Contains("continue with: ./weft train --resume " + gone + "\n130\n"));
   CHECK(std::filesystem::exists(gone + "/latest"));
+  // Text stops it, too, also where whoever has started the program ignores SIGPIPE.
+  const std::string ignored = fresh_scratch("ignored");
+  const Outcome text = run_shell("{ (trap '' PIPE; timeout 600 " + weft_program() + " train" +
+                                 settings + ignored + "); } | head -1");
+  CHECK_THAT(text.err, Contains("continue with: ./weft train --resume " + ignored + "\n"));
+  CHECK(std::filesystem::exists(ignored + "/latest"));
+  CHECK(!std::filesystem::exists(ignored + "/model.safetensors"));
   // Nobody reads while the run is asked to stop.
   const std::string unread = fresh_scratch("unread");
   BackgroundWeft weft("train --json" + settings + unread);

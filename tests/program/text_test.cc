@@ -93,6 +93,14 @@ TEST_CASE("eval measures a language model as its run did, on its text and on ano
     CHECK(measured(eval + " --limit-batches 6" + how).at("loss").get<double>() ==
           Approx(loss).epsilon(1e-12));
   }
+  // The run's own words count what the limit has left.
+  for (const char* how : {"--limit-batches 6", "--limit-batches 3 --devices 2"}) {
+    INFO(how);
+    const Outcome told = run_weft("train --recipe gpt-quick --epochs 1 --batch-size 8 " +
+                                  std::string(how) + " --output " + fresh_scratch("told"));
+    CHECK(told.code == 0);
+    CHECK_THAT(told.out, Contains(" on 1536 bytes never seen before"));
+  }
   // Of another text all, and the same by the file of weights alone.
   const std::string file = file_of("another.txt", sentences(200));
   const json other = measured(eval + " --data " + file);

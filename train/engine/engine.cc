@@ -16,7 +16,8 @@ namespace weft::train {
 namespace {
 
 constexpr const char* kLatest = "latest";
-constexpr const char* kState = "state";
+// Of a tag: a directory of shards, or a file.
+constexpr const char *kState = "state", *kWholeState = "state.safetensors";
 // Names of what a checkpoint holds.
 constexpr const char *kOptimizer = "optimizer", *kScaler = "scaler", *kSchedule = "schedule",
                      *kCounts = "engine";
@@ -114,13 +115,7 @@ int64_t Engine::train_batch_size() const {
   return config_.batch_size * config_.accumulate * fabric_->data_devices();
 }
 
-std::vector<double> Engine::get_lr() const {
-  std::vector<double> rates;
-  for (const optim::ParameterGroup& group : std::as_const(*optimizer_).groups()) {
-    rates.push_back(group["lr"]);
-  }
-  return rates;
-}
+std::vector<double> Engine::get_lr() const { return optimizer_->learning_rates(); }
 
 // Checkpoints.
 
@@ -140,7 +135,7 @@ std::string Engine::state_path(const std::string& directory, const std::string& 
              kLatest, tag);
   const io::Path place = io::Path(directory) / tag;
   const bool is_sharded = fabric_->options().state_dict_type == "sharded";
-  return (place / (std::string(kState) + (is_sharded ? "" : ".safetensors"))).string();
+  return (place / (is_sharded ? kState : kWholeState)).string();
 }
 
 void Engine::save_checkpoint(const std::string& directory, EngineCheckpoint checkpoint) {
@@ -159,12 +154,15 @@ void Engine::save_checkpoint(const std::string& directory, EngineCheckpoint chec
                            {"global_samples", global_samples_}};
   NamedTensors fp8 = fabric_->fp8().state_dict(model_.named_parameters());
   fabric_->save(path, states(engine, checkpoint.client_state, fp8));
-  const auto save_latest = [&] {
+  const auto finish = [&] {
+    // A whole state beside a sharded one is an older one, and a load would take it.
+    const io::Path whole = io::Path(path).parent_path() / kWholeState;
+    if (whole != path) io::remove_tree(whole);
     if (!checkpoint.save_latest) return;
     io::write_file_atomically(io::Path(directory) / kLatest,
                               [&](io::FileWriter& file) { file.write(tag + "\n"); });
   };
-  on_rank_0(save_latest, fabric_->world());
+  on_rank_0(finish, fabric_->world());
 }
 
 std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& directory,
@@ -179,7 +177,7 @@ std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& direc
   std::string path = state_path(directory, tag);
   // As it was saved, whatever kind would be saved now.
   const io::Path place = io::Path(path).parent_path();
-  path = (place / (std::string(kState) + ".safetensors")).string();
+  path = (place / kWholeState).string();
   if (!std::filesystem::exists(path)) path = (place / kState).string();
   nlohmann::json engine, client;
   NamedTensors fp8;

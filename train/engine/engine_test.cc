@@ -285,6 +285,33 @@ TEST_CASE("an engine that goes on from its checkpoint ends with the same bits") 
   CHECK_THROWS_WITH(continued.save_checkpoint(directory), Contains("in the middle of a step"));
 }
 
+TEST_CASE("a tag has the state that was saved last, whole or sharded") {
+  const std::string directory = fresh("kinds");
+  const EngineCheckpoint best = {.tag = "best"};
+  std::vector<double> saved;
+  const auto train_on = [&](const std::string& type) {
+    const auto model = make_model();
+    Engine engine(*model, config(1), {.state_dict_type = type});
+    const int64_t steps = engine.load_checkpoint(directory) ? engine.global_steps() : 0;
+    run(engine, steps, steps + 2);
+    engine.save_checkpoint(directory, best);
+    saved = weights_of(*model);
+  };
+  int64_t steps = 0;
+  for (const std::string type : {"full", "sharded", "full"}) {
+    INFO(type);
+    train_on(type);
+    steps += 2;
+    for (const std::string other : {"full", "sharded"}) {
+      const auto model = make_model();
+      Engine engine(*model, config(1), {.state_dict_type = other});
+      REQUIRE(engine.load_checkpoint(directory, "best"));
+      CHECK(engine.global_steps() == steps);
+      CHECK(weights_of(*model) == saved);
+    }
+  }
+}
+
 TEST_CASE("a load takes those parts of a checkpoint that it is asked for") {
   const auto saved = make_model();
   Engine engine(*saved, config(1));

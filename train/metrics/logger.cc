@@ -3,12 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+
+#include "train/metrics/metrics_file.h"
 
 namespace weft::train {
 
 void MetricsLogger::begin(int64_t) {
   log_.emplace(directory_);
   io::FileWriter(directory_ / ".writable");  // its destructor removes it
+}
+
+void MetricsLogger::resume(int64_t step) {
+  // The step says it all: a Trainer's row of an epoch bears the step that has ended it.
+  cut_metrics(directory_, step, std::numeric_limits<int64_t>::max());
 }
 
 void MetricsLogger::log_metrics(int64_t step, const NamedValues& values) {

@@ -22,6 +22,9 @@ class Logger {
   /// Before anything is trained, and before the sanity check; `step` steps were taken already.
   /// Throws Error where nothing can be written.
   virtual void begin(int64_t /*step*/) {}
+  /// Of a Trainer, before begin(): the fit goes on after `step` steps. What was logged of later
+  /// ones is logged again.
+  virtual void resume(int64_t /*step*/) {}
   /// After `step` steps.
   virtual void log_metrics(int64_t step, const NamedValues& values) = 0;
   /// Of a Trainer: after epoch `epoch`, counted from 0, with the latest value of each name.
@@ -35,6 +38,8 @@ class MetricsLogger : public Logger {
  public:
   explicit MetricsLogger(io::Path directory) : directory_(std::move(directory)) {}
   void begin(int64_t step) override;
+  /// Cuts the files back to there (train/metrics/metrics_file.h).
+  void resume(int64_t step) override;
   void log_metrics(int64_t step, const NamedValues& values) override;
 
  private:

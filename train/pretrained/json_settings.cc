@@ -2,6 +2,8 @@
 
 #include <filesystem>
 
+#include "io/checked_json.h"
+
 namespace weft::train {
 
 nlohmann::json read_json(const io::Path& path) {
@@ -10,8 +12,7 @@ nlohmann::json read_json(const io::Path& path) {
   constexpr uintmax_t kLargest = 16 << 20;
   WEFT_CHECK(std::filesystem::file_size(path, error) <= kLargest, "{}: more than {} bytes",
              path.string(), kLargest);
-  nlohmann::json parsed =
-      nlohmann::json::parse(io::read_text(path), nullptr, /*allow_exceptions=*/false);
+  nlohmann::json parsed = io::parse_foreign_json(io::read_text(path), path);
   WEFT_CHECK(parsed.is_object(), "{}: not a JSON object", path.string());
   return parsed;
 }

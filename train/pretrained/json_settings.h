@@ -11,7 +11,7 @@
 namespace weft::train {
 
 /// An object; an empty one where there is no file. Throws Error naming a file that is too large or
-/// no JSON object.
+/// no JSON object, or nested too deep (io/checked_json.h).
 nlohmann::json read_json(const io::Path& path);
 
 /// Reads a setting of a JSON object; where it is absent or null the value stays. Throws Error

@@ -7,6 +7,7 @@
 
 #include "autograd/finite.h"
 #include "autograd/ops.h"
+#include "io/checked_json.h"
 #include "io/quote.h"
 #include "nn/layers.h"
 #include "train/pretrained/gpt2.h"
@@ -152,7 +153,7 @@ void apply_metadata(Pretrained& p) {
   for (const char* key : {kEpsKey, kHeadsKey, kMeanKey, kStdKey}) {
     const auto found = p.file.metadata.find(key);
     if (found == p.file.metadata.end()) continue;
-    settings[key] = json::parse(found->second, nullptr, /*allow_exceptions=*/false);
+    settings[key] = io::parse_foreign_json(found->second, place + ": " + io::quote(key));
   }
   get(settings, place, kEpsKey, p.layer_norm_eps);
   get_heads(settings, place, kHeadsKey, p);

@@ -186,7 +186,7 @@ TEST_CASE("files beside the weights are read, and bad ones refused") {
   CHECK(pretrained.preprocess.filter == data::Filter::kBicubic);
   for (const auto& [text, message] : {
            std::pair("[1]", "config.json: not a JSON object"),
-           std::pair("{", "config.json: not a JSON object"),
+           std::pair("{", "config.json is damaged: parse error"),
            std::pair(R"({"layer_norm_eps": "x"})",
                      R"("layer_norm_eps": expected a number, got "x")"),
            std::pair(R"({"layer_norm_eps": -1})", "layer_norm_eps -1, expected a number in [0, 1)"),
@@ -197,6 +197,10 @@ TEST_CASE("files beside the weights are read, and bad ones refused") {
     write("config.json", text);
     CHECK_THROWS_WITH(read_pretrained(folder), Contains(message));
   }
+  constexpr size_t kDeep = 200000;
+  write("config.json", R"({"a": )" + std::string(kDeep, '[') + std::string(kDeep, ']') + "}");
+  CHECK_THROWS_WITH(read_pretrained(folder),
+                    Contains("config.json: JSON nested more than 32 deep"));
   // Cut anywhere, keys missing, too many, or of another type: read, or named.
   const auto check_named = [&](const char* name, const std::string& text) {
     int errors = 0;
@@ -441,7 +445,15 @@ TEST_CASE("the metadata of a converted file keeps what the source decided") {
   CHECK(source_metadata(read_pretrained(kData / "dtypes.pth")).empty());
   io::write_safetensors(path, face.state, {{"layer_norm_eps", "no number"}});
   CHECK_THROWS_WITH(read_pretrained(path),
+                    Contains("metadata: \"layer_norm_eps\" is damaged: parse error"));
+  io::write_safetensors(path, face.state, {{"layer_norm_eps", "\"x\""}});
+  CHECK_THROWS_WITH(read_pretrained(path),
                     Contains("metadata: \"layer_norm_eps\": expected a number"));
+  constexpr size_t kDeep = 200000;
+  io::write_safetensors(path, face.state,
+                        {{"image_mean", std::string(kDeep, '[') + std::string(kDeep, ']')}});
+  CHECK_THROWS_WITH(read_pretrained(path),
+                    Contains("metadata: \"image_mean\": JSON nested more than 32 deep"));
 }
 
 TEST_CASE("a directory's weights are its model.safetensors, else its pytorch_model.bin") {

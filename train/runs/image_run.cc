@@ -129,7 +129,7 @@ void verify_same_run(Fabric& fabric, const Config& config, const data::Splits& s
     for (const int64_t i : {int64_t{0}, dataset->size() / 2, dataset->size() - 1}) {
       const data::Image image = dataset->image(i);
       lines += fmt::format("{}: image {} of checksum {}\n", name, i,
-                           io::checksum_text(io::crc32_of(std::as_bytes(std::span(image.pixels)))));
+                           io::checksum_of(std::as_bytes(std::span(image.pixels))));
     }
   }
   dist::verify_same_lines(*fabric.world(), lines, kOtherRun);

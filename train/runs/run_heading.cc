@@ -48,9 +48,8 @@ std::string describe_start(const Config& config, const Checkpoint* checkpoint) {
     if (key != "data" && key != "weights") lines += fmt::format("{} {}\n", key, value.dump());
   }
   if (!checkpoint) return lines;
-  const std::string state = checkpoint->state.dump();
   return lines + fmt::format("step {} of a state of checksum {}\n", checkpoint->step,
-                             io::checksum_text(io::crc32_of(std::as_bytes(std::span(state)))));
+                             io::checksum_of(checkpoint->state.dump()));
 }
 
 std::string describe_end(const Config& config, const std::string& stop_reason) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -286,8 +287,8 @@ nlohmann::json fingerprint(const data::TextSplits& splits) {
   for (const auto& [part, bytes] :
        {std::pair("train", &splits.train), std::pair("validation", &splits.validation),
         std::pair("test", &splits.test)}) {
-    const uint32_t sum = io::crc32_of(std::as_bytes(std::span(*bytes)));
-    json[part] = {{"bytes", bytes->size()}, {"crc32", io::checksum_text(sum)}};
+    json[part] = {{"bytes", bytes->size()},
+                  {"crc32", io::checksum_of(std::as_bytes(std::span(*bytes)))}};
   }
   return json;
 }
@@ -374,7 +375,12 @@ RunResult run(TextModel text, const RunOptions& options, std::optional<Checkpoin
   trainer.fabric().save((report->output() / "model.safetensors").string());
   const double test_loss = value_of(trainer.validate(module, test), kValidationLoss);
   result.seconds = seconds_since(begin);
-  if (is_main) report->done(test_loss, tested->counted_bytes(), result);
+  // What the limit leaves of a rank's batches, for all ranks. Of each window half is counted.
+  const Fabric& fabric = trainer.fabric();
+  const int64_t in_turn = fabric.options().split_batches ? 1 : fabric.data_devices();
+  const int64_t windows =
+      std::min(tested->size(), evaluated_batches(config, batches_of(test)) * in_turn * batch);
+  if (is_main) report->done(test_loss, windows * (context / 2), result);
   return result;
 }
 

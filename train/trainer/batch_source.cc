@@ -7,10 +7,15 @@ class ImageBatches : public RankBatches {
  public:
   ImageBatches(data::Loader& loader, const Fabric& fabric) : loader_(loader) {
     data::LoaderOptions options = loader.options();
-    if (!options.watch) {
+    if (options.watch == fabric.watch()) return;
+    if (!options.watch || loader.unshared()) {
+      // An earlier Trainer's shares may be those of other devices.
+      const data::LoaderOptions own = loader.unshared().value_or(options);
+      if (loader.unshared()) loader.set_options(own);
       fabric.setup_dataloader(loader);
-    } else if (options.watch != fabric.watch()) {
-      // It is shared out already, by an earlier Trainer's Fabric or by the caller.
+      loader.keep_unshared(own);
+    } else {
+      // It is shared out already, by the caller.
       options.watch = fabric.watch();
       loader.set_options(std::move(options));
     }
@@ -33,7 +38,7 @@ class ImageBatches : public RankBatches {
 }  // namespace
 
 BatchSource::BatchSource(data::Loader& loader)
-    : share_([&loader](const Fabric& fabric) {
+    : loader_(&loader), share_([&loader](const Fabric& fabric) {
         return std::make_unique<ImageBatches>(loader, fabric);
       }) {}
 

@@ -38,7 +38,7 @@ class BatchSource {
  public:
   template <TensorSource Loader>
   BatchSource(Loader& loader)
-      : share_([&loader](const Fabric& fabric) {
+      : loader_(&loader), share_([&loader](const Fabric& fabric) {
           return std::make_unique<SharedBatches<Loader>>(loader, fabric);
         }) {}
   /// Its batches are images, labels and, with mixup or cutmix, soft labels.
@@ -46,6 +46,8 @@ class BatchSource {
 
   /// Shares the loader out over the Fabric's ranks.
   std::unique_ptr<RankBatches> share(const Fabric& fabric) const { return share_(fabric); }
+  /// Whether they are one loader, whose place each of the two moves.
+  bool is_of_one_loader_with(const BatchSource& other) const { return loader_ == other.loader_; }
 
  private:
   template <TensorSource Loader>
@@ -70,6 +72,7 @@ class BatchSource {
     std::optional<SharedLoader<Loader>> shared_;  // from seek() on: it reads ahead
   };
 
+  const void* loader_;
   std::function<std::unique_ptr<RankBatches>(const Fabric&)> share_;
 };
 

@@ -298,6 +298,32 @@ TEST_CASE("a save that fails gives the weights back") {
   CHECK(failing->saves == 2);
 }
 
+TEST_CASE("a fit goes on in another precision, with the first loss scale where none was saved") {
+  const std::string path = scratch("precisions") + "/last.safetensors";
+  data::TensorLoader train(line(8), {.batch_size = 4});
+  const auto scale_after = [&](const std::string& precision, int64_t epochs,
+                               const std::string& from, double init_scale) {
+    Trainer trainer(quiet(
+        {.fabric = {.precision = precision, .numerics = {.loss_scale = {.init_scale = init_scale}}},
+         .max_epochs = epochs}));
+    trainer.seed_everything(1);
+    Regression model;
+    trainer.fit(model, train, {}, from);
+    CHECK(trainer.global_step() == 2 * epochs);
+    if (from.empty()) trainer.save_checkpoint(path);
+    return trainer.fabric().scaler().get_scale();
+  };
+  const std::vector<std::string> precisions = {"32-true", "bf16-mixed", "bf16-true", "16-mixed"};
+  for (const std::string& before : precisions) {
+    scale_after(before, 1, "", 8);
+    for (const std::string& after : precisions) {
+      INFO("from " << before << " in " << after);
+      const double scale = scale_after(after, 2, path, 16);
+      if (after == "16-mixed") CHECK(scale == (before == "16-mixed" ? 8 : 16));
+    }
+  }
+}
+
 TEST_CASE("a validation that throws gives the weights back") {
   struct Broken : Regression {
     void validation_step(const Batch&, int64_t) override {
@@ -353,6 +379,40 @@ TEST_CASE("two ModelCheckpoints share a directory, and leave each other's files 
   // Another fit overwrites none of them, but for the last.
   CHECK(fit({1, 1, 3, 0}, "") == Names("epoch=4-v1.safetensors", "epoch=3-v1.safetensors"));
   CHECK(files_in(directory).size() == 6);
+}
+
+TEST_CASE("a fit that goes on from one ModelCheckpoint's state knows what the other has saved") {
+  const std::string directory = scratch("knowing");
+  const auto fit = [&](const std::vector<double>& script, const std::string& from) {
+    const auto last = std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = directory, .save_top_k = 0, .save_last = true});
+    const auto latest = std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = directory, .filename = "latest-{epoch}"});
+    const auto best =
+        std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = directory,
+                                                                 .filename = "best-{epoch}",
+                                                                 .monitor = "score",
+                                                                 .mode = Mode::kMax,
+                                                                 .save_last = true});
+    Trainer trainer(quiet({.max_epochs = script.size(),
+                           .num_sanity_val_steps = 0,
+                           .callbacks = {last, latest, best}}));
+    Scripted model(script);
+    data::TensorLoader train(line(8), {.batch_size = 4});
+    trainer.fit(model, train, train, from);
+    CHECK(best->best_model_score() == 5);
+    CHECK(best->best_model_path() == directory + "/best-epoch=1.safetensors");
+    CHECK(best->last_model_path() == directory + "/last-v1.safetensors");
+  };
+  for (const std::string from : {"last", "latest-epoch=1", "best-epoch=1", "last-v1"}) {
+    INFO(from);
+    std::filesystem::remove_all(directory);
+    fit({5}, "");
+    fit({5, 1, 2}, directory + "/" + from + ".safetensors");
+    CHECK(files_in(directory) == std::set<std::string>{"best-epoch=1.safetensors",
+                                                       "last-v1.safetensors", "last.safetensors",
+                                                       "latest-epoch=3.safetensors"});
+  }
 }
 
 TEST_CASE("ModelCheckpoints that differ in an option are saved under keys of their own") {
@@ -679,6 +739,7 @@ TEST_CASE("a signal cuts a validation short, which a fit that goes on repeats") 
     void validation_step(const Batch& batch, int64_t index) override {
       if (++steps == at) std::raise(SIGTERM);
       Noisy::validation_step(batch, index);
+      log("noise", ops::mean(ops::randn({4})));
     }
     const int64_t at;
     int64_t steps = 0;
@@ -700,7 +761,9 @@ TEST_CASE("a signal cuts a validation short, which a fit that goes on repeats") 
     trainer.fit(model, train, validation, from);
     CHECK(trainer.was_interrupted() == (at > 0));
     if (at > 0) CHECK(!trainer.has_validated());
-    return std::pair(weights_of(trainer, model), model.steps);
+    std::vector<double> ended_with = weights_of(trainer, model);
+    if (at == 0) ended_with.push_back(trainer.metric("noise"));
+    return std::pair(ended_with, model.steps);
   };
   const auto whole = fit(0, "");
   for (const int64_t at : {1, 5}) {

@@ -12,7 +12,9 @@ namespace weft::train {
 CapturedPasses::~CapturedPasses() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     const Tensor gradient = parameters_[i].grad();
-    if (gradient.defined() && gradient.storage() == gradients_[i].storage()) {
+    // One that was frozen when they were captured has none there.
+    if (gradient.defined() && gradients_[i].defined() &&
+        gradient.storage() == gradients_[i].storage()) {
       parameters_[i].set_grad({});
     }
   }
@@ -32,6 +34,7 @@ void CapturedPasses::capture(const std::vector<Batch>& batches,
     seen_.push_back({parameter.raw(), parameter.requires_grad(), narrow_copy(parameter)});
   }
   modes_.emplace(model_);
+  generator_ = generator();
   graph_.capture([&] { losses_ = passes(inputs_); });
   peak_bytes_ = allocator(device_).stats().peak_live;
   for (const Tensor& parameter : parameters_) gradients_.push_back(parameter.grad());
@@ -45,7 +48,9 @@ bool CapturedPasses::fits(const std::vector<Batch>& batches) const {
     return parameter.raw() == seen.memory && parameter.requires_grad() == seen.requires_grad &&
            (!seen.narrow.defined() || narrow_copy(parameter).is_same(seen.narrow));
   };
-  if (!std::ranges::equal(parameters_, seen_, is_as_seen) || nn::Modes(model_) != modes_) {
+  // A graph draws from the stream that it was captured with.
+  if (!std::ranges::equal(parameters_, seen_, is_as_seen) || nn::Modes(model_) != modes_ ||
+      generator().seed != generator_.seed || generator().stream != generator_.stream) {
     return false;
   }
   return std::ranges::equal(batches, inputs_, [&](const Batch& batch, const Batch& input) {

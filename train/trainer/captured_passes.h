@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "autograd/random.h"
 #include "core/graph.h"
 #include "nn/modes.h"
 #include "train/trainer/training_module.h"
@@ -68,7 +69,8 @@ class CapturedPasses {
   std::vector<Batch> inputs_;
   std::vector<Seen> seen_;
   std::optional<nn::Modes> modes_;  // as the capture saw them
-  Tensors gradients_;               // of each parameter, some undefined
+  Generator generator_;
+  Tensors gradients_;  // of each parameter, some undefined
   Tensors losses_;
   std::vector<Logged> logged_;
   size_t peak_bytes_ = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "io/json_field.h"
 #include "train/exact_text.h"
@@ -44,10 +45,10 @@ std::optional<std::string> file_name(const std::string& pattern, const Trainer& 
 }
 
 /// Those of a fit.
-std::vector<const ModelCheckpoint*> all_of(const Trainer& trainer) {
-  std::vector<const ModelCheckpoint*> all;
+std::vector<ModelCheckpoint*> all_of(const Trainer& trainer) {
+  std::vector<ModelCheckpoint*> all;
   for (const auto& callback : trainer.options().callbacks) {
-    const auto* const one = dynamic_cast<const ModelCheckpoint*>(callback.get());
+    auto* const one = dynamic_cast<ModelCheckpoint*>(callback.get());
     if (one) all.push_back(one);
   }
   return all;
@@ -96,6 +97,7 @@ void ModelCheckpoint::on_fit_start(Trainer& trainer, TrainingModule&) {
   directory_ =
       options_.dirpath.empty() ? io::Path(output) / "checkpoints" : io::Path(options_.dirpath);
   continues_here_ = false;
+  decided_at_ = -1;
   if (!trainer.fabric().is_main()) return;
   io::make_directories(directory_);
   io::FileWriter(directory_ / ".writable");  // its destructor removes it
@@ -111,17 +113,29 @@ bool ModelCheckpoint::is_due(const Trainer& trainer) const {
          (interval && trainer.seconds() - saved_at_ >= interval->count());
 }
 
+/// Each state that is saved has what all ModelCheckpoints come to at this save point, and names no
+/// ranked state of theirs that would not be there when "last" is.
 void ModelCheckpoint::on_save_point(Trainer& trainer, TrainingModule&) {
+  std::vector<ModelCheckpoint*> all = all_of(trainer);
+  // A callback of the program's own may hand the call on.
+  if (std::ranges::find(all, this) == all.end()) all.push_back(this);
+  for (ModelCheckpoint* one : all) one->decide(trainer);
+  for (ModelCheckpoint* one : all) one->save_ranked(trainer);
+  if (std::exchange(saves_last_, false)) trainer.async_save_checkpoint(last_.string());
+}
+
+/// Once at a save point: what is to be saved at it.
+void ModelCheckpoint::decide(Trainer& trainer) {
+  if (std::exchange(decided_at_, trainer.global_step()) == trainer.global_step()) return;
+  ranked_.reset();
   const bool due = is_due(trainer);
   if (due) {
     saved_at_ = trainer.seconds();
-    if (options_.save_top_k != 0) save_ranked(trainer);
+    if (options_.save_top_k != 0) rank(trainer);
   }
   // Work that a signal ends is saved in any case.
-  const bool saves_last = options_.save_last && (due || trainer.is_stopping());
-  if (!saves_last && !trainer.was_interrupted()) return;
-  last_ = path_of_last(trainer);
-  trainer.async_save_checkpoint(last_.string());
+  saves_last_ = (options_.save_last && (due || trainer.is_stopping())) || trainer.was_interrupted();
+  if (saves_last_) last_ = path_of_last(trainer);
 }
 
 bool ModelCheckpoint::has(const io::Path& path) const {
@@ -164,17 +178,22 @@ io::Path ModelCheckpoint::path_of_last(const Trainer& trainer) const {
   });
 }
 
-void ModelCheckpoint::save_ranked(Trainer& trainer) {
+void ModelCheckpoint::rank(Trainer& trainer) {
   const std::optional<double> found = options_.monitor.empty()
                                           ? static_cast<double>(trainer.global_step())
                                           : trainer.metric_so_far(options_.monitor, kName);
   const std::optional<std::string> name = file_name(options_.filename, trainer);
   if (!found || !name) return;
   if (!kept_.takes(*found)) return;
-  const io::Path path = ranked_path(trainer, *name);
-  const std::optional<io::Path> dropped = kept_.add(path, *found);
+  ranked_ = ranked_path(trainer, *name);
+  dropped_ = kept_.add(*ranked_, *found);
+}
+
+void ModelCheckpoint::save_ranked(Trainer& trainer) {
+  const std::optional<io::Path> path = std::exchange(ranked_, std::nullopt);
+  if (!path) return;
   // Not before the new one is there.
-  trainer.async_save_checkpoint(path.string(), [dropped] {
+  trainer.async_save_checkpoint(path->string(), [dropped = dropped_] {
     if (dropped) io::remove_tree(*dropped);
   });
 }

@@ -56,6 +56,8 @@ class ModelCheckpoint : public Callback {
 
  private:
   bool is_due(const Trainer& trainer) const;
+  void decide(Trainer& trainer);
+  void rank(Trainer& trainer);
   void save_ranked(Trainer& trainer);
   bool has(const io::Path& path) const;
   io::Path free_path(const Trainer& trainer, const std::string& name,
@@ -69,6 +71,11 @@ class ModelCheckpoint : public Callback {
   TopK<io::Path> kept_;
   io::Path last_;
   double saved_at_ = 0;  // seconds of the fit
+  // At the latest save point:
+  int64_t decided_at_ = -1;          // its step
+  std::optional<io::Path> ranked_;   // to be saved
+  std::optional<io::Path> dropped_;  // to be removed then
+  bool saves_last_ = false;
 };
 
 }  // namespace weft::train

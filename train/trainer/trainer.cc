@@ -203,6 +203,7 @@ void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& trai
   train_batches_ = options_.limit_train_batches.of(train_->per_epoch(), "limit_train_batches");
   if (validation && !options_.limit_val_batches.is_zero()) {
     validation_ = validation->share(fabric_);
+    is_of_one_loader_ = validation->is_of_one_loader_with(train);
     validation_batches_ =
         options_.limit_val_batches.of(validation_->per_epoch(), "limit_val_batches");
     const Limit& interval = options_.val_check_interval;
@@ -270,6 +271,7 @@ void Trainer::run(const std::string& checkpoint) {
     load_checkpoint(checkpoint);
     say(fmt::format("going on from {} at epoch {}, batch {}, step {}", checkpoint, epoch_, batch_,
                     global_step_));
+    for (const auto& logger : loggers_) logger->resume(global_step_);
   }
   for (const auto& logger : loggers_) logger->begin(global_step_);
   check_sanity();
@@ -335,7 +337,10 @@ void Trainer::run_epoch() {
       }
     }
     has_validated_ = false;
-    if (is_validation_due_) check_validation();
+    if (is_validation_due_) {
+      check_validation();
+      if (is_of_one_loader_ && batch_ < train_batches_) train_->seek({epoch_, batch_});
+    }
     has_ended_epoch_ = batch_ == train_batches_ && !is_validation_due_;
     if (has_ended_epoch_) end_epoch();
     agree();

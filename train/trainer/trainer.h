@@ -281,7 +281,7 @@ class Trainer {
   Tensors run_passes(const std::vector<Batch>& batches, int64_t first);
   Tensor led(TrainingModule& module, const std::function<Tensor()>& step);
   std::function<void()> pass_of(const Batch& batch, int64_t index);
-  dist::MicroBatch micro_batch(const Batch& batch, double share);
+  dist::MicroBatch micro_batch(const Batch& batch, double share, bool counts = true);
   void note_pass(const std::function<void()>& again);
   void compute_gradients(const std::function<void()>& pass);
   void take_step();
@@ -294,6 +294,7 @@ class Trainer {
   void publish_epoch();
   void check_validation();
   void end_epoch();
+  void share_buffers(TrainingModule& module);
   Batch next_of(RankBatches& batches, int64_t index, int64_t count);
   std::optional<NamedValues> measure(const Measurement& how, TrainingModule& module,
                                      RankBatches& batches, int64_t count, bool ends_early);
@@ -321,6 +322,7 @@ class Trainer {
 
   TrainingModule* module_ = nullptr;  // that of fit()
   std::unique_ptr<RankBatches> train_, validation_;
+  bool is_of_one_loader_ = false;  // both of them
   int64_t train_batches_ = 0, validation_batches_ = 0, validation_interval_ = 0;
   std::vector<Part> parts_;
 

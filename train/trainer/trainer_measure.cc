@@ -43,11 +43,18 @@ class Evaluation {
 
 }  // namespace
 
+/// Since the last step in training each rank has statistics of its own batch, and rank 0's are
+/// saved.
+void Trainer::share_buffers(TrainingModule& module) {
+  for (const auto& [name, model] : module.models()) fabric_.share_buffers(*model);
+}
+
 /// Nothing where it `ends_early` and a signal has come.
 std::optional<NamedValues> Trainer::measure(const Measurement& how, TrainingModule& module,
                                             RankBatches& batches, int64_t count, bool ends_early) {
   const NoGrad guard;
   const ScopedValue phase(phase_, Phase::kMeasuring);
+  share_buffers(module);
   measured_means_.clear();
   batches.seek({0, 0});
   (module.*how.start)();
@@ -80,6 +87,7 @@ void Trainer::check_sanity() {
 }
 
 void Trainer::check_validation() {
+  const Generator before = generator();
   call(&Callback::on_validation_start, *this, *module_);
   const Evaluation evaluation(*module_);
   const std::optional<NamedValues> means =
@@ -87,6 +95,7 @@ void Trainer::check_validation() {
               heeds_signals_ && fabric_.size() == 1);
   has_validated_ = means.has_value();
   is_validation_due_ = !means;
+  if (!means) generator() = before;  // it is repeated with the same random numbers
   if (means) {
     publish(*means);
     validated_.emplace();
@@ -140,6 +149,7 @@ Tensors Trainer::predict_module(TrainingModule& module, const nn::ModelStructure
       module, structure, source, checkpoint, options_.limit_predict_batches,
       "limit_predict_batches", [&](RankBatches& batches, int64_t count) {
         const NoGrad guard;
+        share_buffers(module);
         batches.seek({0, 0});
         Tensors outputs;
         for (int64_t i = 0; i < count; ++i) {

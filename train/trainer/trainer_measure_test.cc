@@ -107,3 +107,69 @@ TEST_CASE("predict() returns what the module says of each batch, every sample on
     WEFT_CHECK(mine == doubled, "rank {} predicts otherwise", c.rank());
   });
 }
+
+TEST_CASE("several ranks measure the running statistics that are saved") {
+  struct Normalized : Regression {
+    Normalized() : norm(add<nn::BatchNorm2d>("norm", 3)) {}
+    Tensor normalized(const Tensor& x) {
+      return ops::reshape(norm(ops::reshape(x, {-1, 3, 1, 1})), {-1, 3});
+    }
+    Tensor forward(const Tensor& x) override { return linear(normalized(x)); }
+    nn::ModelStructure structure() override {
+      nn::ModelStructure structure(nn::wrap_modules<nn::Linear>());
+      structure.segments = {{"norm", [this](const Tensor& x) { return normalized(x); }, {"norm"}},
+                            {"linear", [this](const Tensor& x) { return linear(x); }, {"linear"}}};
+      return structure;
+    }
+    Tensor loss(const Tensor& output, const Batch& batch) override {
+      return nn::mse_loss(output, batch[1]);
+    }
+    nn::BatchNorm2d& norm;
+  };
+  data::TensorLoader validation(line(32, 1), {.batch_size = 8});
+  const std::string path = scratch("statistics") + "/last.safetensors";
+  for (const std::string strategy : {"ddp", "fsdp", "zero1", "pipeline"}) {
+    for (const bool validates : {true, false}) {
+      INFO(strategy << (validates ? ", validated in the fit" : ""));
+      const int stages = strategy == "pipeline" ? 2 : 1, ranks = 2 * stages;
+      std::vector<double> losses(ranks);
+      std::vector<Tensors> predicted(ranks);
+      dist::run_ranks(ranks, [&](dist::Communicator& c) {
+        FabricOptions fabric = {.devices = ranks, .strategy = {.name = strategy}};
+        if (stages > 1) {
+          fabric.strategy.pipeline_stages = stages;
+          fabric.strategy.micro_batches = 2;
+        }
+        Trainer trainer(quiet({.fabric = fabric, .max_epochs = 1}));
+        trainer.launch({&c, [](dist::Communicator*) {}});
+        trainer.seed_everything(1);
+        Normalized module;
+        data::TensorLoader train(line(32), {.batch_size = 8}), own(line(32, 1), {.batch_size = 8});
+        if (validates) {
+          trainer.fit(module, train, own);
+          losses[c.rank()] = trainer.metric("val_loss");
+        } else {
+          trainer.fit(module, train);
+          predicted[c.rank()] = trainer.predict(module, own);
+        }
+        trainer.save_checkpoint(path);
+      });
+      Trainer other(quiet({.max_epochs = 1}));
+      Normalized fresh;
+      const double loss = other.validate(fresh, validation, path)[0].second;
+      const Tensors whole = other.predict(fresh, validation, path);
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (validates) CHECK(losses[rank] == Approx(loss).epsilon(1e-5));
+        for (size_t i = 0; i < predicted[rank].size(); ++i) {
+          const std::vector<double> mine = predicted[rank][i].to_vector(),
+                                    expected = whole.at(2 * i + rank / stages).to_vector();
+          REQUIRE(mine.size() == expected.size());
+          for (size_t j = 0; j < mine.size(); ++j) {
+            CHECK(mine[j] == Approx(expected[j]).epsilon(1e-4).margin(1e-5));
+          }
+        }
+        CHECK(predicted[rank].size() == (validates ? 0 : 2));
+      }
+    }
+  }
+}

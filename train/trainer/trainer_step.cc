@@ -86,13 +86,13 @@ void Trainer::train_by_hand() {
   call(&Callback::on_train_batch_end, *this, *module_, loss_, batch, index);
 }
 
-/// A batch, or a part of one, as strategies take it.
-dist::MicroBatch Trainer::micro_batch(const Batch& batch, double share) {
+/// A batch, or a part of one, as strategies take it; one that does not count is there to fill up.
+dist::MicroBatch Trainer::micro_batch(const Batch& batch, double share, bool counts) {
   const Precision& precision = find_precision(fabric_.options().precision);
   Tensor input = module_->input(batch);
   if (is_floating(input.dtype())) input = ops::cast(input, precision.parameters);
-  const auto loss = [this, &precision, batch, share](const Tensor& output) {
-    weight_ = weight_of(batch);
+  const auto loss = [this, &precision, batch, share, counts](const Tensor& output) {
+    weight_ = counts ? weight_of(batch) : 0;
     const Tensor mean = module_->loss(widened(output, precision), batch);
     loss_ = detach(mean);
     note_pass([this, batch, share] {
@@ -121,10 +121,18 @@ void Trainer::train_micro_batches() {
     if (parts == 1) return batch;
     const int64_t rows = batch.at(0).size(0);
     const int64_t begin = part * rows / parts, end = (part + 1) * rows / parts;
-    WEFT_CHECK(begin < end, "trainer: a batch of {} samples has no {} micro-batches", rows, parts);
+    // A part that would be empty holds a sample of another one.
     Batch piece;
-    for (const Tensor& x : batch) piece.push_back(ops::narrow(x, 0, begin, end - begin));
+    for (const Tensor& x : batch) {
+      piece.push_back(ops::narrow(x, 0, begin, std::max<int64_t>(1, end - begin)));
+    }
     return piece;
+  };
+  const auto fraction_of = [&](const Batch& batch, int64_t part) {
+    if (parts == 1) return 1.0;
+    const int64_t rows = batch.at(0).size(0);
+    const int64_t count = (part + 1) * rows / parts - part * rows / parts;
+    return static_cast<double>(count) / static_cast<double>(rows);
   };
   const auto at = [&](int64_t i) {
     if (i % parts == 0) {
@@ -133,10 +141,9 @@ void Trainer::train_micro_batches() {
       ++batch_;
     }
     const Batch& batch = batches.back();
-    const Batch piece = piece_of(batch, i % parts);
-    return micro_batch(piece,
-                       module_->share(batch, count) * (static_cast<double>(piece.at(0).size(0)) /
-                                                       static_cast<double>(batch.at(0).size(0))));
+    const double fraction = fraction_of(batch, i % parts);
+    return micro_batch(piece_of(batch, i % parts), module_->share(batch, count) * fraction,
+                       fraction > 0);
   };
   loss_ = {};
   optimizer().zero_grad();

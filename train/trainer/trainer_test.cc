@@ -252,6 +252,27 @@ TEST_CASE("hooks come in their order, and limits are counts or fractions") {
         "epoch(b0 b1* val() save )train )fit");
 }
 
+TEST_CASE("a validation within an epoch leaves the training's place, also of the same loader") {
+  struct Seen : Regression {
+    Tensor training_step(const Batch& batch, int64_t index) override {
+      firsts.push_back(batch[0].to_vector().at(0));
+      return Regression::training_step(batch, index);
+    }
+    std::vector<double> firsts;
+  };
+  const auto seen = [](bool is_same) {
+    data::TensorLoader train(line(10), {.batch_size = 2, .shuffle = true, .seed = 3}),
+        validation(line(10), {.batch_size = 2});
+    Trainer trainer(quiet({.max_epochs = 2, .val_check_interval = 2}));
+    Seen model;
+    trainer.fit(model, train, is_same ? train : validation);
+    return model.firsts;
+  };
+  const std::vector<double> apart = seen(false);
+  CHECK(apart.size() == 10);
+  CHECK(seen(true) == apart);
+}
+
 TEST_CASE("layers that are frozen alone stay so through a fit and its validations") {
   struct Frozen : Regression {
     Frozen() : dropout(add<nn::Dropout>("dropout", 0.5)) {}
@@ -391,6 +412,36 @@ TEST_CASE("a directory gets the figures and the states of one run") {
   CHECK_THROWS_WITH(trainer.fit(never, train, validation), Contains("file/below"));
 }
 
+TEST_CASE("a fit that goes on leaves the figures of one that was not interrupted") {
+  struct Broken : Regression {
+    Tensor training_step(const Batch& batch, int64_t index) override {
+      if (trainer().global_step() == throws_at) throw std::runtime_error("it broke");
+      return Regression::training_step(batch, index);
+    }
+    int64_t throws_at = -1;
+  };
+  data::TensorLoader train(line(8), {.batch_size = 2}), validation(line(4, 1), {.batch_size = 2});
+  const auto fit = [&](const std::string& directory, int64_t throws_at, const std::string& from) {
+    Trainer trainer(quiet({.max_epochs = 3, .log_every_n_steps = 1, .directory = directory}));
+    trainer.seed_everything(1);
+    Broken model;
+    model.throws_at = throws_at;
+    trainer.fit(model, train, validation, from);
+  };
+  const std::string whole = scratch("figures_whole"), broken = scratch("figures_broken");
+  fit(whole, -1, "");
+  CHECK_THROWS_WITH(fit(broken, 7, ""), "it broke");  // three steps after an epoch's end
+  const auto append = [&](const char* name, const char* text) {
+    std::ofstream(broken + "/" + name, std::ios::app | std::ios::binary) << text;
+  };
+  append("metrics.jsonl", "{\"step\":8,\"lo");  // killed
+  append("metrics.csv", "8,1.");
+  fit(broken, -1, broken + "/checkpoints/last.safetensors");
+  for (const char* name : {"/metrics.jsonl", "/metrics.csv"}) {
+    CHECK(io::read_text(broken + name) == io::read_text(whole + name));
+  }
+}
+
 TEST_CASE("images of a data::Loader are a batch of images and labels") {
   struct Mean : TrainingModule {
     Mean() : linear(add<nn::Linear>("linear", 3, 10)) {}
@@ -412,6 +463,55 @@ TEST_CASE("images of a data::Loader are a batch of images and labels") {
   trainer.fit(model, loader);
   CHECK(trainer.global_step() == 2);
 }
+
+TEST_CASE("each Trainer shares out a data::Loader anew, unless the caller has") {
+  const data::LoaderOptions options = {.batch_size = 4, .preprocess = {.size = 16}};
+  data::Loader loader(data::open_data("builtin", 1).train, options);
+  const int64_t all = loader.batches();
+  const BatchSource source(loader);
+  const auto given = [&](const Fabric& fabric) {
+    const std::unique_ptr<RankBatches> batches = source.share(fabric);
+    batches->seek({0, 0});
+    return std::pair(batches->next().value()[0].size(0), batches->per_epoch());
+  };
+  Fabric one{FabricOptions()}, two({.devices = 2, .strategy = {.name = "dp"}});
+  one.launch(nullptr);
+  two.launch(nullptr);
+  const auto of_one = std::pair(int64_t{4}, all), of_two = std::pair(int64_t{8}, (all + 1) / 2);
+  CHECK(given(two) == of_two);
+  CHECK(given(two) == of_two);
+  CHECK(given(one) == of_one);
+  CHECK(given(two) == of_two);
+  loader.set_options(options);
+  two.setup_dataloader(loader);
+  CHECK(given(one) == of_two);
+}
+
+/// Stages of a pipeline, and layers that are cut.
+struct Deep : TrainingModule {
+  Deep() : first(add<nn::Linear>("first", 3, 8)), second(add<nn::Linear>("second", 8, 1)) {}
+  Tensor forward(const Tensor& x) override { return second(ops::gelu(first(x))); }
+  Tensor loss(const Tensor& output, const Batch& batch) override {
+    const Tensor mean = nn::mse_loss(output, batch[1]);
+    log("train_loss", mean, {.on_step = true});
+    return mean;
+  }
+  void validation_step(const Batch& batch, int64_t) override {
+    log("val_loss", nn::mse_loss((*this)(batch[0]), batch[1]));
+  }
+  Optimization configure_optimizers() override {
+    return std::make_unique<optim::SGD>(named_parameters(), optim::SgdOptions{.lr = 0.1});
+  }
+  nn::ModelStructure structure() override {
+    nn::ModelStructure structure;
+    structure.mlps = {{&first, &second}};
+    structure.segments = {
+        {"first", [this](const Tensor& x) { return ops::gelu(first(x)); }, {"first"}},
+        {"second", [this](const Tensor& x) { return second(x); }, {"second"}}};
+    return structure;
+  }
+  nn::Linear &first, &second;
+};
 
 TEST_CASE("several ranks fit what one does, in step and with its figures") {
   struct Run {
@@ -462,31 +562,6 @@ TEST_CASE("several ranks fit what one does, in step and with its figures") {
     }
     check_close(two, one);
   }
-  // Stages of a pipeline, and layers that are cut.
-  struct Deep : TrainingModule {
-    Deep() : first(add<nn::Linear>("first", 3, 8)), second(add<nn::Linear>("second", 8, 1)) {}
-    Tensor forward(const Tensor& x) override { return second(ops::gelu(first(x))); }
-    Tensor loss(const Tensor& output, const Batch& batch) override {
-      const Tensor mean = nn::mse_loss(output, batch[1]);
-      log("train_loss", mean, {.on_step = true});
-      return mean;
-    }
-    void validation_step(const Batch& batch, int64_t) override {
-      log("val_loss", nn::mse_loss((*this)(batch[0]), batch[1]));
-    }
-    Optimization configure_optimizers() override {
-      return std::make_unique<optim::SGD>(named_parameters(), optim::SgdOptions{.lr = 0.1});
-    }
-    nn::ModelStructure structure() override {
-      nn::ModelStructure structure;
-      structure.mlps = {{&first, &second}};
-      structure.segments = {
-          {"first", [this](const Tensor& x) { return ops::gelu(first(x)); }, {"first"}},
-          {"second", [this](const Tensor& x) { return second(x); }, {"second"}}};
-      return structure;
-    }
-    nn::Linear &first, &second;
-  };
   const Run whole = fit.operator()<Deep>({}, nullptr);
   for (const std::string strategy : {"pipeline", "tp"}) {
     INFO(strategy);
@@ -515,6 +590,41 @@ TEST_CASE("several ranks fit what one does, in step and with its figures") {
     trainer.fit(model, train);
     WEFT_CHECK(trainer.global_step() == 2, "{} steps", trainer.global_step());
   });
+}
+
+TEST_CASE("a pipeline trains on an epoch's last batch that has fewer samples than micro-batches") {
+  struct Run {
+    std::vector<double> weights;
+    double mean = 0;
+    int64_t steps = 0;
+  };
+  const auto fit = [](int64_t rows, const FabricOptions& fabric,
+                      const dist::CommunicatorPtr& world) {
+    TrainerOptions options = quiet({.fabric = fabric, .max_epochs = 2});
+    options.fabric.precision = "64-true";
+    Trainer trainer(options);
+    trainer.launch(world);
+    trainer.seed_everything(1);
+    Deep model;
+    data::TensorLoader train(line(rows, 0, DType::f64), {.batch_size = 4});
+    trainer.fit(model, train);
+    return Run{weights_of(trainer, model), trainer.metric("train_loss"), trainer.global_step()};
+  };
+  for (const int64_t rows : {8, 9, 10, 11}) {
+    INFO(rows << " rows, in micro-batches of one");
+    const Run one = fit(rows, {}, nullptr);
+    Run two;
+    dist::run_ranks(2, [&](dist::Communicator& c) {
+      const Run mine = fit(rows, {.devices = 2, .strategy = {.name = "pipeline"}}, borrowed(c));
+      if (c.rank() == 0) two = mine;
+    });
+    REQUIRE(two.weights.size() == one.weights.size());
+    for (size_t i = 0; i < one.weights.size(); ++i) {
+      CHECK(std::abs(two.weights[i] - one.weights[i]) < 1e-13);
+    }
+    CHECK(two.mean == Approx(one.mean).epsilon(1e-10));
+    CHECK(two.steps == one.steps);
+  }
 }
 
 /// Compresses three numbers to two: as a whole, or part by part.

@@ -8,6 +8,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <string_view>
+#include <thread>
 
 #include "core/error.h"
 #include "dist/comm/transport.h"
@@ -44,12 +47,19 @@ static_assert(sizeof(Greeting) == 80);
 
 Greeting own_greeting(int32_t who) {
   Greeting greeting{.who = who};
-  const char* const secret = std::getenv("WEFT_SECRET");
-  if (!secret) return greeting;
-  WEFT_CHECK(std::strlen(secret) <= sizeof greeting.secret,
-             "WEFT_SECRET has {} bytes: expected at most {}", std::strlen(secret),
-             sizeof greeting.secret);
-  std::memcpy(greeting.secret, secret, std::strlen(secret));
+  constexpr size_t most = sizeof greeting.secret;
+  std::string_view secret;
+  if (const char* const given = std::getenv("WEFT_SECRET")) {
+    secret = given;
+    WEFT_CHECK(secret.size() <= most, "WEFT_SECRET has {} bytes: expected at most {}",
+               secret.size(), most);
+  } else {
+    for (const char* const name : {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"}) {
+      const char* const id = std::getenv(name);
+      if (id && secret.empty()) secret = id;
+    }
+  }
+  std::memcpy(greeting.secret, secret.data(), std::min(secret.size(), most));
   return greeting;
 }
 
@@ -118,9 +128,10 @@ bool Door::hear(Pending& pending, std::vector<Guest>& guests) {
   if (answer == Answer::kWelcome) {
     guests.push_back({std::move(pending.socket), heard.who});
   } else {
-    drop(pending, answer == Answer::kOtherSecret ? "its WEFT_SECRET is another"
-                                                 : fmt::format("it speaks version {}, this rank {}",
-                                                               heard.version, own.version));
+    drop(pending,
+         answer == Answer::kOtherSecret
+             ? "it belongs to another run, or has another WEFT_SECRET"
+             : fmt::format("it speaks version {}, this rank {}", heard.version, own.version));
   }
   return false;
 }
@@ -149,14 +160,45 @@ Guest Door::wait(Clock::time_point deadline) {
   }
 }
 
-void greet(const Socket& socket, int32_t who, Clock::time_point deadline) {
-  const Greeting greeting = own_greeting(who);
+namespace {
+
+Answer answer_to(const Socket& socket, const Greeting& greeting, Clock::time_point deadline) {
   socket.send(&greeting, sizeof greeting, deadline);
   Answer answer;
   socket.receive(&answer, sizeof answer, deadline);
-  WEFT_CHECK(answer != Answer::kOtherSecret, "it has another WEFT_SECRET");
+  return answer;
+}
+
+void check(Answer answer) {
+  WEFT_CHECK(answer != Answer::kOtherSecret,
+             "it belongs to another run, or has another WEFT_SECRET");
   WEFT_CHECK(answer == Answer::kWelcome, "it speaks another version of the protocol than {}",
              kVersion);
+}
+
+}  // namespace
+
+void greet(const Socket& socket, int32_t who, Clock::time_point deadline) {
+  check(answer_to(socket, own_greeting(who), deadline));
+}
+
+Socket enter(const std::string& host, int port, int32_t who, Clock::time_point deadline) {
+  const Greeting greeting = own_greeting(who);
+  const Clock::time_point until = std::min(deadline, after(3 * kPatience));
+  while (true) {
+    Socket socket = Socket::connect(host, port, deadline);
+    std::optional<Answer> answer;
+    try {
+      answer = answer_to(socket, greeting, deadline);
+    } catch (const Error&) {
+      if (Clock::now() >= until) throw;
+    }
+    if (answer) {
+      check(*answer);
+      return socket;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
 }
 
 }  // namespace weft::dist

@@ -3,8 +3,9 @@
 //   8 bytes "weft-tcp" | u32 version | i32 who | 64 bytes secret     answered by one byte, Answer
 //
 // The secret is WEFT_SECRET, at most 64 bytes, which the launcher gives to all ranks of a run. It
-// keeps out strangers and the ranks of other runs. It travels as it is, and so does what follows:
-// whoever can read the network can read and join the run.
+// keeps out strangers and the ranks of other runs. Where there is none, the beginning of torchrun's
+// TORCHELASTIC_RUN_ID or of SLURM_JOB_ID keeps out other runs alone. It travels as it is, and so
+// does what follows: whoever can read the network can read and join the run.
 #pragma once
 
 #include <poll.h>
@@ -57,5 +58,8 @@ class Door {
 
 /// Greets at the other side's door. Throws Error that says why it was not let in.
 void greet(const Socket& socket, int32_t who, Socket::Clock::time_point deadline);
+/// Connects and greets. Tries again for a quarter of a minute, until the deadline at most, where
+/// the connection breaks before an answer comes, as it does behind strangers who fill the queue.
+Socket enter(const std::string& host, int port, int32_t who, Socket::Clock::time_point deadline);
 
 }  // namespace weft::dist

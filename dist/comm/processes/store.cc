@@ -191,10 +191,7 @@ class TcpStore : public Store {
     WEFT_CHECK(reason.empty(), "{}: \"{}\": {}", address_, key, reason);
   }
 
-  void connect(Clock::time_point deadline) {
-    socket_ = Socket::connect(host_, port_, deadline);
-    greet(socket_, 0, deadline);
-  }
+  void connect(Clock::time_point deadline) { socket_ = enter(host_, port_, 0, deadline); }
 
   std::string ask(const std::vector<std::string>& words, Clock::time_point deadline) {
     const std::unique_lock lock(mutex_, deadline);

@@ -2,6 +2,8 @@
 #include "dist/comm/processes/store.h"
 
 #include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -10,11 +12,13 @@
 #include <filesystem>
 #include <thread>
 
+#include "dist/comm/processes/door.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/socket.h"
 #include "dist/comm/processes/tcp.h"
 #include "dist/comm/testing/conformance.h"
 #include "dist/comm/testing/rank_processes.h"
+#include "dist/comm/transport.h"
 
 using namespace weft;
 using namespace weft::dist;
@@ -198,6 +202,45 @@ TEST_CASE("an address in the store that is none is named") {
   server->set("world:0", "nonsense");
   CHECK_THROWS_WITH(make_tcp_world(server, 1, 2, {.timeout_seconds = 2}),
                     Contains("the store has \"nonsense\" for rank 0"));
+}
+
+TEST_CASE("ranks of two worlds, and two processes with one rank, are named") {
+  const auto store = make_tcp_store({.port = 0, .serves = true, .timeout_seconds = 5});
+  std::string first;
+  std::thread rank_0([&] {
+    try {
+      make_tcp_world(store, 0, 2, {.timeout_seconds = 1});
+    } catch (const Error& error) {
+      first = error.what();
+    }
+  });
+  const std::string reason = "it was started as one of 3 ranks, rank 0 as one of 2 (WORLD_SIZE)";
+  const auto client = make_tcp_store({.port = port_of(*store), .timeout_seconds = 5});
+  CHECK_THROWS_WITH(make_tcp_world(client, 1, 3, {.timeout_seconds = 5}), Contains(reason));
+  rank_0.join();
+  CHECK_THAT(first, Contains("waited 1 s for rank 1 (") && Contains(reason));
+  CHECK_THROWS_WITH(make_tcp_world(client, 1, 2, {.timeout_seconds = 5}),
+                    Contains("another process has joined as this rank already (address, port, "
+                             "ranks: 127.0.0.1 ") &&
+                        Contains("Was a RANK given twice"));
+}
+
+TEST_CASE("who was dropped behind strangers greets again") {
+  Socket listener = Socket::listen(0, "127.0.0.1");
+  const int port = listener.port();
+  const auto deadline = after(20);
+  std::thread host([&] {
+    for (int dropped = 0; dropped < 2;) {
+      pollfd entry = {listener.descriptor(), POLLIN, 0};
+      ::poll(&entry, 1, 1000);
+      const Socket gone(::accept(listener.descriptor(), nullptr, nullptr));
+      dropped += gone.descriptor() >= 0;
+    }
+    Door door(std::move(listener));
+    CHECK(door.wait(deadline).who == 5);
+  });
+  CHECK(enter("127.0.0.1", port, 5, deadline).descriptor() >= 0);
+  host.join();
 }
 
 TEST_CASE("ranks over TCP conform") {

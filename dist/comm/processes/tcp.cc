@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -141,19 +140,20 @@ class TcpTransport : public Transport {
     const Clock::time_point deadline = after(timeout_);
     const std::string address = store_->own_address();
     Door door(Socket::listen(0, address));
-    store_->set(key_of(rank()), fmt::format("{} {}", address, door.port()));
-    for (int r = 0; r < rank(); ++r) {
-      const std::string place = place_of(r);
-      const size_t space = place.find(' ');
-      int port = 0;
-      const char* const end = place.data() + place.size();
-      WEFT_CHECK(
-          space != place.npos && std::from_chars(place.data() + space + 1, end, port).ptr == end,
-          "rank {} of {}: the store has \"{}\" for rank {}; expected an address and a port", rank(),
-          name_, place, r);
-      peers_[r] = Socket::connect(place.substr(0, space), port, deadline);
-      greet(peers_[r], rank(), deadline);
+    tell_place(fmt::format("{} {} {}", address, door.port(), size()));
+    try {
+      for (int r = 0; r < rank(); ++r) {
+        const auto [host, port] = place_of(r);
+        peers_[r] = enter(host, port, rank(), deadline);
+      }
+      hear_those_behind(door, deadline);
+    } catch (const Error& error) {
+      store_->set_if_possible(last_words_of(rank()), error.what());
+      throw;
     }
+  }
+
+  void hear_those_behind(Door& door, Clock::time_point deadline) {
     for (int behind = rank() + 1; behind < size(); ++behind) {
       try {
         Guest guest = door.wait(deadline);
@@ -164,7 +164,10 @@ class TcpTransport : public Transport {
       } catch (const Error& error) {
         std::vector<std::string> missing;
         for (int r = rank() + 1; r < size(); ++r) {
-          if (peers_[r].descriptor() < 0) missing.push_back(fmt::format("rank {}", r));
+          if (peers_[r].descriptor() >= 0) continue;
+          // The first one's alone: the store may be gone, and each question takes its time.
+          const auto words = missing.empty() ? last_words(r) : std::nullopt;
+          missing.push_back(fmt::format("rank {}{}", r, words ? " (" + *words + ")" : ""));
         }
         WEFT_FAIL("rank {} of {}: waited {} s for {} to connect: {}", rank(), name_, timeout_,
                   fmt::join(missing, ", "), error.what());
@@ -172,13 +175,39 @@ class TcpTransport : public Transport {
     }
   }
 
-  /// The address and the port of a rank's listener.
-  std::string place_of(int r) {
+  void tell_place(const std::string& place) {
     try {
-      return store_->get(key_of(r));
+      store_->set(key_of(rank()), place);
+    } catch (const Error& error) {
+      const std::optional<std::string> other = store_->find(key_of(rank()));
+      if (!other) throw;
+      WEFT_FAIL(
+          "rank {} of {}: another process has joined as this rank already (address, port, ranks: "
+          "{}). Was a RANK given twice, or does another run use this port? {}",
+          rank(), name_, *other, error.what());
+    }
+  }
+
+  /// The address and the port of a rank's listener.
+  std::pair<std::string, int> place_of(int r) {
+    std::string place;
+    try {
+      place = store_->get(key_of(r));
     } catch (const Error& error) {
       WEFT_FAIL("rank {} of {}: rank {} has not come: {}", rank(), name_, r, error.what());
     }
+    std::istringstream words(place);
+    std::string host;
+    int port = 0, ranks = 0;
+    WEFT_CHECK(words >> host >> port >> ranks,
+               "rank {} of {}: the store has \"{}\" for rank {}; expected an address, a port and a "
+               "number of ranks",
+               rank(), name_, place, r);
+    WEFT_CHECK(
+        ranks == size(),
+        "rank {} of {}: it was started as one of {} ranks, rank {} as one of {} (WORLD_SIZE)",
+        rank(), name_, size(), r, ranks);
+    return {host, port};
   }
 
   /// Of the peers whose messages have not come, and of those whom these wait for themselves, the
@@ -207,12 +236,16 @@ class TcpTransport : public Transport {
     return silent.empty() ? missing : silent;
   }
 
-  std::string why_gone(int peer) {
-    std::optional<std::string> words;
+  std::optional<std::string> last_words(int peer) {
     try {
-      words = store_->find(last_words_of(peer));
+      return store_->find(last_words_of(peer));
     } catch (const Error&) {  // the store went with the rank that served it
+      return {};
     }
+  }
+
+  std::string why_gone(int peer) {
+    const std::optional<std::string> words = last_words(peer);
     return words ? fmt::format("rank {} gave up ({})", peer, *words)
                  : fmt::format("rank {} has gone: its connection is closed", peer);
   }
