@@ -75,6 +75,7 @@ void replace(Tensor& gradient, Tensor by, std::string_view whose) {
 /// nodes whose gradient functions they are in, and what is to follow the outermost.
 struct RunningPasses {
   int depth = 0;
+  bool captures = false;  // the innermost
   std::vector<const Node*> nodes;
   std::vector<std::function<void()>> afterwards;
 };
@@ -139,6 +140,8 @@ class Pass {
     for (auto& [root, gradient] : roots_) send(edge_of(root), gradient);
     for (NodeState* state : order_) run_node(*state);
   }
+
+  bool captures() const { return captures_leaves_; }
 
   /// What is captured of an input, undefined as long as nothing has arrived.
   Tensor& captured(const Tensor& input) {
@@ -309,6 +312,7 @@ void run_pass(Pass& pass) {
   require_stack_room("backward");
   ++running.depth;
   try {
+    const ScopedValue captures(running.captures, pass.captures());
     pass.run();
   } catch (...) {
     if (--running.depth == 0) running.afterwards.clear();
@@ -327,6 +331,7 @@ void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions&
 }
 
 bool in_backward() { return running.depth > 0; }
+bool in_grad() { return running.captures; }
 
 void after_backward(std::function<void()> function) {
   WEFT_CHECK(running.depth > 0, "after_backward: no backward is running on this thread");

@@ -34,6 +34,8 @@ void register_ready_hook(const Tensor& leaf, std::function<void()> hook);
 void after_backward(std::function<void()> function);
 /// Whether this thread is inside of backward() or grad(), where functions may be run again.
 bool in_backward();
+/// Whether the pass at hand, the innermost on this thread, is one of grad(): it changes no .grad.
+bool in_grad();
 /// Keeps the gradient of an intermediate result in its .grad().
 void retain_grad(const Tensor& tensor);
 

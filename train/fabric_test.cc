@@ -58,6 +58,7 @@ enum class Loop : uint8_t {
   kLocal,    // the first of them without a sum over the ranks
   kRounds,   // the same by accumulate(), in two rounds
   kChanged,  // a plain one that changes parameters in place, wherever it may
+  kAsks,     // a plain one that asks for gradients by grad() before and behind backward()
 };
 
 /// This rank's rows out of 12 in a step; of half of them where `part` is 0 or 1.
@@ -93,6 +94,12 @@ void scale_parameters(const Fabric& fabric, nn::Module& model, double factor) {
   }
 }
 
+/// The gradient of the model's input, by grad().
+Tensor input_gradient(nn::Module& model, const Tensor& x) {
+  const Tensor leaf = ops::clone(x).set_requires_grad(true);
+  return grad({ops::sum(model(leaf))}, {leaf})[0];
+}
+
 /// Three steps on 12 rows; each data rank takes its share of them.
 Result train(FabricOptions options, const dist::CommunicatorPtr& world, Loop loop) {
   if (loop == Loop::kRounds) options.accumulate = 2;
@@ -106,7 +113,8 @@ Result train(FabricOptions options, const dist::CommunicatorPtr& world, Loop loo
   const bool changes = loop == Loop::kChanged;
   if (changes) scale_parameters(fabric, *model, 1.25);
   for (int step = 0; step < 3; ++step) {
-    const bool is_whole = loop == Loop::kPlain || loop == Loop::kFabric || changes;
+    const bool asks = loop == Loop::kAsks;
+    const bool is_whole = loop == Loop::kPlain || loop == Loop::kFabric || changes || asks;
     if (loop != Loop::kRounds) optimizer.zero_grad();
     Tensor loss;
     for (int part = is_whole ? -1 : 0; part < (is_whole ? 0 : 2); ++part) {
@@ -115,10 +123,12 @@ Result train(FabricOptions options, const dist::CommunicatorPtr& world, Loop loo
                          : loop == Loop::kLocal ? fabric.no_backward_sync(*model, part == 0)
                                                 : std::shared_ptr<void>();
       if (loop == Loop::kRounds) optimizer.zero_grad();
+      if (asks) input_gradient(*model, x);
       const Tensor output = loop == Loop::kFabric ? fabric.forward(x) : (*model)(x);
       const Tensor mean = ops::cross_entropy(output, labels);
       const bool is_half = loop == Loop::kTwice || loop == Loop::kLocal;
       fabric.backward(is_half ? mean * 0.5 : mean);
+      if (asks) input_gradient(*model, x);
       if (changes && step != 1) scale_parameters(fabric, *model, 0.75);
       const Tensor share = is_whole ? detach(mean) : detach(mean) * 0.5;
       loss = loss.defined() ? loss + share : share;
@@ -209,6 +219,15 @@ TEST_CASE("trap: parameters that the program changes in place stay so under ever
   }
 }
 
+TEST_CASE("trap: grad() leaves the parameters' gradients as they are under every strategy") {
+  const Result one = train_ranks({.precision = "64-true"});
+  for (FabricOptions options : every_strategy()) {
+    INFO(options.strategy.name << " on " << options.devices.count);
+    options.precision = "64-true";
+    CHECK(largest_difference(train_ranks(options, Loop::kAsks), one) < 1e-12);
+  }
+}
+
 TEST_CASE("trap: a model's input has its gradient under every strategy") {
   const auto gradient = [](const FabricOptions& options, const dist::CommunicatorPtr& world) {
     Fabric fabric(options);
@@ -220,7 +239,14 @@ TEST_CASE("trap: a model's input has its gradient under every strategy") {
     const auto [rows, labels] = rows_of(fabric, 0);
     const Tensor leaf = ops::cast(rows, DType::f64).set_requires_grad(true);
     // The model's input is a result, as where one model feeds another.
-    fabric.backward(ops::cross_entropy((*model)(leaf * 2.0), labels));
+    const auto loss = [&] { return ops::cross_entropy((*model)(leaf * 2.0), labels); };
+    const Tensor asked = grad({loss()}, {leaf})[0];
+    WEFT_CHECK(!leaf.grad().defined(), "grad() has set a gradient");
+    fabric.backward(loss());
+    const NoGrad guard;
+    const double off =
+        ops::max(ops::abs(asked - leaf.grad() * static_cast<double>(fabric.data_size()))).item();
+    WEFT_CHECK(off < 1e-12, "grad() is {} off", off);
     return std::pair(leaf.grad(), fabric.data_rank());
   };
   const Tensor one = gradient({.precision = "64-true"}, nullptr).first;

@@ -87,7 +87,8 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
         continue;
       }
       register_hook(output, [weak = weak_from_this()](const Tensor&) {
-        if (const auto self = weak.lock()) self->begin();
+        const auto self = weak.lock();
+        if (self && !in_grad()) self->begin();
         return Tensor();
       });
     }

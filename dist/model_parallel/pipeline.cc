@@ -198,8 +198,11 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
                                "pipeline: backward() of model(x) is GPipe: all forwards came "
                                "before it, so it cannot follow the schedule 1f1b; call "
                                "fabric.run(), which does, or say gpipe, or nothing");
+                    WEFT_CHECK(!flights->empty(),
+                               "pipeline: backward was run through it already and its activations "
+                               "were freed");
                     const auto attempt = self->watch_.attempt();
-                    if (self->local_depth_ == 0) {
+                    if (self->local_depth_ == 0 && !in_grad()) {
                       self->watch_.begin([self] { self->reduce_gradients(); });
                     }
                     for (const Flight& flight : *flights) self->await_gradient(flight);
@@ -212,6 +215,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
                       if (self->is_first()) parts.push_back(part);
                       (*flights)[i] = {};
                     }
+                    flights->clear();
                     self->settle();
                     const Tensor dx = has_dx ? self->on_all_stages(parts, shape, dtype) : Tensor();
                     attempt->is_over = true;
@@ -331,7 +335,12 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   /// stage's input, which went to the stage before; nothing where nobody wants it.
   Tensor backward(const Flight& flight, const Tensor& last_dy) {
     const Tensor dy = is_last() ? last_dy : receive_gradient();
-    if (flight.out.requires_grad()) weft::backward(flight.out, dy);
+    if (flight.out.requires_grad() && in_grad()) {
+      // Like any node's: the input's gradient alone, and none of the parameters'.
+      if (flight.dx) *flight.dx = grad({flight.out}, {flight.in}, {dy}, {.allow_unused = true})[0];
+    } else if (flight.out.requires_grad()) {
+      weft::backward(flight.out, dy);
+    }
     if (!flight.dx) return {};
     const NoGrad guard;
     const Tensor dx =
