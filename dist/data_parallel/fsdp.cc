@@ -92,7 +92,8 @@ WrapPolicy wrap_by_class_names(std::vector<std::string> names) {
 FullySharded::Engine::Engine(nn::Module& root, const FsdpOptions& given, const WrapPolicy& policy)
     : module(root),
       options(checked(given)),
-      unsharding(units, options, twin(*options.shard, "fsdp unshard"), [this] { recover(); }),
+      unsharding(units, options, twin(*options.shard, "fsdp unshard"),
+                 [this](Unit& unit) { prepare(unit); }),
       reduction(options, twin(*options.shard, "fsdp reduce")) {
   for (Communicator* group : {options.shard.get(), options.replicate.get()}) {
     // The list keeps the whole parameters alive: it must not outlive this line.
@@ -111,6 +112,8 @@ FullySharded::Engine::Engine(nn::Module& root, const FsdpOptions& given, const W
     fsdp::lay_out(unit, options, products);
     build(unit);
   }
+  // As modules are mostly registered in the order in which they are called.
+  for (auto unit = units.rbegin(); unit != units.rend(); ++unit) order_.push_back(&*unit);
   refreshed_ = kept_versions();
 }
 
@@ -185,11 +188,64 @@ void FullySharded::Engine::begin() {
         if (const auto self = weak.lock()) self->fail();
       });
   recover();
+  reset_pass();
   for (Unit& unit : units) {
     // Gradients that zero_grad() has dropped make room for the new ones.
     if (!unit.has_slice_gradient()) unit.kept_gradient = {};
-    unit.missing = unit.count_trained();
   }
+  if (is_ordered_) return;
+  // The forward pass shows an order, where it has unsharded units.
+  std::vector<Unit*> forward = unsharding.first_unsharded();
+  std::erase_if(order_, [&](Unit* unit) { return std::ranges::count(forward, unit) > 0; });
+  order_.insert(order_.begin(), forward.rbegin(), forward.rend());
+}
+
+void FullySharded::Engine::reset_pass() {
+  next_ = 0;
+  completed_.clear();
+  passed_.clear();
+  for (Unit& unit : units) {
+    unit.missing = unit.count_trained();
+    unit.is_complete = false;
+    // Where backward passes unshard nothing a rank that is behind needs no other to go on.
+    unit.is_awaitable = options.sharding != Sharding::kFullShard;
+  }
+}
+
+/// A unit is about to be unsharded, on every rank. A backward pass that comes to it is through with
+/// those that its forward came to later: when the pass goes on to another one their sums begin,
+/// complete or not. So no rank waits for a sum that another one, which has yet to unshard something
+/// with it, would begin at the end of its pass. Activations that are recomputed come to these next.
+/// Copies' ranks wait for each other here alone: one may be ahead, whose neighbour waits for it.
+void FullySharded::Engine::prepare(Unit& unit) {
+  recover();
+  if (!watch_.is_under_way() || local_depth > 0 || options.sharding != Sharding::kFullShard) return;
+  if (std::ranges::find(passed_, &unit) == passed_.end()) start_passed();
+  passed_ = unsharding.units_behind(unit);
+  for (Unit* const later : passed_) {
+    // Of another rank it may be complete, and resharded.
+    const bool has_some = !later->is_complete && later->missing < later->count_trained();
+    if (has_some) unsharding.reshard(*later);
+  }
+}
+
+void FullySharded::Engine::start_passed() {
+  for (size_t i = 0; i < order_.size(); ++i) {
+    Unit& earlier = *order_[i];
+    const bool is_trained = earlier.count_trained() > 0;
+    const bool is_passed = std::ranges::find(passed_, &earlier) != passed_.end();
+    if (is_trained && (!is_passed || earlier.is_deferred)) break;
+    earlier.is_awaitable = true;
+    if (i < next_) continue;
+    start_next();
+    if (is_trained) unsharding.reshard(earlier);
+  }
+  if (options.replicate && options.replicate->size() > 1) reduction.complete_awaitable();
+}
+
+void FullySharded::Engine::start_next() {
+  Unit& unit = *order_[next_++];
+  if (unit.count_trained() > 0) reduction.start(unit);
 }
 
 /// The pass has failed: nothing of it is left but collectives that are under way.
@@ -207,6 +263,7 @@ void FullySharded::Engine::recover() {
   }
   unsharding.end_iteration();
   reduction.drop_all(units);
+  reset_pass();
 }
 
 void FullySharded::Engine::on_ready(Unit& unit) {
@@ -214,24 +271,90 @@ void FullySharded::Engine::on_ready(Unit& unit) {
   if (local_depth > 0) return;  // collected when the pass is over
   // A parameter used in several recomputed segments comes in parts; sums do not mind.
   if (--unit.missing > 0) return;
+  unit.missing = unit.count_trained();
   if (options.sharding == Sharding::kZero1) return;  // reduced when the pass is over
-  reduction.start(unit);
+  if (!std::exchange(unit.is_complete, true)) completed_.push_back(&unit);
+  // Nothing is left to be unsharded: no rank needs this one to go on.
+  const bool is_all_there =
+      std::ranges::all_of(units, [](const Unit& u) { return u.is_complete || u.is_resident; });
+  if (is_all_there) {
+    for (Unit& other : units) other.is_awaitable = true;
+  }
+  const auto is_next = [&](const Unit& u) {
+    return u.count_trained() == 0 || (u.is_complete && !u.is_deferred);
+  };
+  while (next_ < order_.size() && is_next(*order_[next_])) start_next();
   unsharding.reshard(unit);
 }
 
 void FullySharded::Engine::finish() {
-  const bool is_local = local_depth > 0;
-  for (Unit& unit : units) {
-    const bool has_some = fsdp::has_gradients(unit);
-    if (is_local) {
-      if (has_some) reduction.collect(unit);
-    } else if (has_some || (!unit.was_reduced && unit.count_trained() > 0)) {
-      reduction.start(unit);  // also where this rank has none: others may
+  if (local_depth > 0) {
+    for (Unit& unit : units) {
+      if (fsdp::has_gradients(unit)) reduction.collect(unit);
     }
+  } else {
+    for (Unit& unit : units) unit.is_awaitable = true;
+    const size_t started = next_;
+    while (next_ < order_.size()) start_next();  // also where this rank has none: others may
+    start_late(started);
+    reduction.complete_all();
+    reduction.hand_out(units);
+    if (!std::exchange(is_ordered_, true)) agree_on_order();
   }
-  reduction.complete_all();
-  if (!is_local) reduction.hand_out(units);
   unsharding.end_iteration();
+  reset_pass();
+}
+
+/// Sums what came behind the beginning of its unit's sum, and what units have that are frozen. The
+/// ranks ask each other in the first pass, and later on where there is any: a rank that has some
+/// alone is an Error of all, by their collectives. From the next pass on these units come when a
+/// pass is over, and so do those that the first has not completed: others need not wait for them.
+void FullySharded::Engine::start_late(size_t started) {
+  constexpr int32_t kIncomplete = 1, kLate = 2;
+  std::vector<int32_t> mine(units.size());
+  const bool had_pass = !completed_.empty();
+  for (size_t i = is_ordered_ || !had_pass ? order_.size() : started; i < order_.size(); ++i) {
+    if (!order_[i]->is_complete) mine[order_[i] - units.data()] = kIncomplete;
+  }
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (fsdp::has_gradients(units[i])) mine[i] = kLate;
+  }
+  if (is_ordered_ && std::ranges::count(mine, kLate) == 0) return;
+  const Tensor all = Tensor::from(mine, {std::ssize(mine)});
+  tell(all,
+       [](Communicator& group, const Tensor& x) { return group.all_reduce(x, ReduceOp::kMax); });
+  for (size_t i = 0; i < units.size(); ++i) {
+    const int32_t found = all.data<int32_t>()[i];
+    if (found == kLate) reduction.start(units[i]);
+    units[i].is_deferred |= found > 0 && units[i].count_trained() > 0;
+  }
+  std::ranges::stable_partition(order_, [](const Unit* unit) { return !unit->is_deferred; });
+}
+
+/// The order in which the first rank's units were complete.
+void FullySharded::Engine::agree_on_order() {
+  std::vector<Unit*> mine = completed_;
+  for (Unit* const unit : order_) {
+    if (std::ranges::find(mine, unit) == mine.end()) mine.push_back(unit);
+  }
+  std::ranges::stable_partition(mine, [](const Unit* unit) { return !unit->is_deferred; });
+  std::vector<int64_t> places;
+  for (const Unit* const unit : mine) places.push_back(unit - units.data());
+  const Tensor all = Tensor::from(places, {std::ssize(places)});
+  tell(all, [](Communicator& group, const Tensor& x) { return group.broadcast(x); });
+  for (size_t i = 0; i < order_.size(); ++i) order_[i] = &units[all.data<int64_t>()[i]];
+}
+
+/// A collective among all ranks, when no gradients are on their way.
+void FullySharded::Engine::tell(
+    const Tensor& x, const std::function<Work(Communicator& group, const Tensor& x)>& how) {
+  reduction.complete_all();
+  for (Communicator* const group : {options.replicate.get(), &reduction.group()}) {
+    if (!group) continue;
+    const int64_t before = group->traffic().sent;
+    how(*group, x).wait();
+    told += group->traffic().sent - before;
+  }
 }
 
 void FullySharded::Engine::finish_alone() {
@@ -379,7 +502,7 @@ int64_t FullySharded::unshardings() const { return engine_->unsharding.count; }
 int64_t FullySharded::bytes_sent() const {
   const CommunicatorPtr& replicate = engine_->options.replicate;
   return engine_->unsharding.group().traffic().sent + engine_->reduction.group().traffic().sent +
-         (replicate ? replicate->traffic().sent : 0);
+         (replicate ? replicate->traffic().sent : 0) - engine_->told;
 }
 
 }  // namespace weft::dist

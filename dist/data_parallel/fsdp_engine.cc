@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <unordered_set>
 #include <utility>
 
 #include "autograd/ops.h"
@@ -26,7 +27,7 @@ std::shared_ptr<Storage> Unsharding::memory_for(const Unit& unit) {
 void Unsharding::on_touch(Unit& unit) {
   std::lock_guard lock(touch_mutex_);
   if (unit.is_resident) return;
-  recover_();
+  prepare_(unit);
   make_room();
   unshard(unit);
   prefetch_after(unit);
@@ -166,6 +167,25 @@ void Unsharding::drop_incoming(Unit& unit) {
   held.add(-unit.arriving_bytes());
 }
 
+std::vector<Unit*> Unsharding::first_unsharded() const {
+  std::vector<Unit*> units;
+  for (Unit* const unit : order_) {
+    if (std::ranges::find(units, unit) == units.end()) units.push_back(unit);
+  }
+  return units;
+}
+
+std::vector<Unit*> Unsharding::units_behind(const Unit& unit) const {
+  const auto last = std::ranges::find(order_.rbegin(), order_.rend(), &unit);
+  std::vector<Unit*> behind;
+  if (last == order_.rend()) return behind;
+  const std::unordered_set<const Unit*> before(order_.begin(), last.base());
+  for (Unit& other : units_) {
+    if (!before.contains(&other)) behind.push_back(&other);
+  }
+  return behind;
+}
+
 void Unsharding::end_iteration() {
   for (Unit& unit : units_) {
     if (unit.incoming.defined()) {
@@ -222,7 +242,15 @@ void Reduction::collect(Unit& unit) {
 }
 
 void Reduction::start(Unit& unit) {
-  while (on_their_way_.size() >= 2) complete(*on_their_way_.front());
+  const auto can_complete = [&](const Unit& first) {
+    const bool is_alone = !options_.replicate || options_.replicate->size() == 1;
+    return first.is_awaitable || (is_alone && std::ranges::all_of(first.sums, [](const auto& sum) {
+                                    return sum.scatter.is_done();
+                                  }));
+  };
+  while (on_their_way_.size() >= 2 && can_complete(*on_their_way_.front())) {
+    complete(*on_their_way_.front());
+  }
   const MemoryScope scope(MemoryKind::kBuckets);
   Unit::OnItsWay sum;
   sum.whole = take_flat(unit);
@@ -235,8 +263,6 @@ void Reduction::start(Unit& unit) {
   if (std::find(on_their_way_.begin(), on_their_way_.end(), &unit) == on_their_way_.end()) {
     on_their_way_.push_back(&unit);
   }
-  unit.was_reduced = true;
-  unit.missing = unit.count_trained();
 }
 
 void Reduction::complete(Unit& unit) {
@@ -290,6 +316,12 @@ void Reduction::complete_all() {
   while (!on_their_way_.empty()) complete(*on_their_way_.front());
 }
 
+void Reduction::complete_awaitable() {
+  while (!on_their_way_.empty() && on_their_way_.front()->is_awaitable) {
+    complete(*on_their_way_.front());
+  }
+}
+
 void Reduction::drop_all(std::vector<Unit>& units) {
   for (Unit& unit : units) {
     for (const Unit::OnItsWay& sum : unit.sums) {
@@ -297,7 +329,7 @@ void Reduction::drop_all(std::vector<Unit>& units) {
       held.add(-static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes()));
     }
     unit.sums.clear();
-    unit.was_reduced = unit.has_new_gradient = false;
+    unit.has_new_gradient = false;
     for (Parameter& p : unit.parameters) p.has_sent = false;
   }
   on_their_way_.clear();
@@ -305,7 +337,7 @@ void Reduction::drop_all(std::vector<Unit>& units) {
 
 void Reduction::hand_out(std::vector<Unit>& units) {
   for (Unit& unit : units) {
-    unit.was_reduced = unit.has_new_gradient = false;
+    unit.has_new_gradient = false;
     if (!unit.kept_gradient.defined()) continue;
     for (Parameter& p : unit.parameters) {
       // One that was frozen may have been trained in its forward.

@@ -1,6 +1,7 @@
 // What is behind FullySharded (dist/data_parallel/fsdp.h). Forward and backward touch parameters,
-// and Unsharding brings them. When a unit's gradients are complete, Reduction takes them away and
-// the unit is resharded; after the pass come the units of which not every parameter was used.
+// and Unsharding brings them. When a unit's gradients are complete it is resharded, and Reduction
+// takes them away: units in one order on all ranks, be they complete on some of them alone. After
+// the pass come the units of which not every parameter was used.
 #pragma once
 
 #include <algorithm>
@@ -31,10 +32,10 @@ struct HeldBytes {
 class Unsharding {
  public:
   /// `units` and `options` belong to the caller and outlive it. Collectives run in `group`. Before
-  /// a unit is unsharded that was touched, `recover` is called.
+  /// a unit is unsharded that was touched, `prepare` is called.
   Unsharding(std::vector<Unit>& units, const FsdpOptions& options, CommunicatorPtr group,
-             std::function<void()> recover)
-      : units_(units), options_(options), group_(std::move(group)), recover_(std::move(recover)) {}
+             std::function<void(Unit& unit)> prepare)
+      : units_(units), options_(options), group_(std::move(group)), prepare_(std::move(prepare)) {}
 
   /// Memory for the whole of a unit, which is unsharded when it is touched. Throws Error then, once
   /// this Unsharding is gone.
@@ -47,6 +48,11 @@ class Unsharding {
   /// What the program has changed in place of the whole becomes the parts'. Throws Error, once,
   /// where the whole is rounded, and where the parts have changed, too.
   void keep_changes(Unit& unit);
+  /// The units of this iteration, in the order in which they were first unsharded.
+  std::vector<Unit*> first_unsharded() const;
+  /// What a backward pass that comes to this unit is through with: units that were first unsharded
+  /// behind the last time that this one was, and those that were not in this iteration.
+  std::vector<Unit*> units_behind(const Unit& unit) const;
   /// Reshards all, and remembers the order in which they came.
   void end_iteration();
   /// The same of an iteration that has failed, whose order says nothing; what is on its way, and
@@ -70,7 +76,7 @@ class Unsharding {
   std::vector<Unit>& units_;
   const FsdpOptions& options_;
   const CommunicatorPtr group_;
-  const std::function<void()> recover_;
+  const std::function<void(Unit& unit)> prepare_;
   std::mutex touch_mutex_;
   std::vector<Unit*> residents_;           // in order of unsharding
   std::vector<Unit*> order_, last_order_;  // of unsharding, in this iteration and the last
@@ -88,10 +94,12 @@ class Reduction {
   Reduction(const FsdpOptions& options, CommunicatorPtr group)
       : options_(options), group_(std::move(group)) {}
 
-  /// Sends the gradients at hand on their way. Two units' are at a time.
+  /// Sends the gradients at hand on their way. Two units' are at a time, and more where a rank may
+  /// begin the first one's sum no sooner than this one goes on.
   void start(Unit& unit);
-  /// Waits for all that are on their way.
+  /// Waits for all that are on their way, or for the first ones that may be waited for.
   void complete_all();
+  void complete_awaitable();
   /// The same, and keeps nothing of them: of a pass that has failed.
   void drop_all(std::vector<Unit>& units);
   /// Collects the gradients at hand in unit.local.
@@ -150,17 +158,30 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   fsdp::Unsharding unsharding;
   fsdp::Reduction reduction;
   int local_depth = 0;  // of no_sync()
+  int64_t told = 0;     // bytes sent to agree with the other ranks
 
  private:
   Tensor values_of_first_rank(const fsdp::Unit& unit);
   void build(fsdp::Unit& unit);
+  void prepare(fsdp::Unit& unit);
   void begin();
+  void start_passed();
+  void start_next();
+  void start_late(size_t started);
+  void agree_on_order();
+  void reset_pass();
+  void tell(const Tensor& x, const std::function<Work(Communicator& group, const Tensor& x)>& how);
   void fail();
   void recover();
   uint64_t kept_versions() const;
 
   PassWatch watch_;
-  uint64_t refreshed_ = 0;  // kept_versions() at the last after_step()
+  std::vector<fsdp::Unit*> order_;      // in which units are reduced, the same on every rank
+  bool is_ordered_ = false;             // by what a pass has shown
+  size_t next_ = 0;                     // of order_, in this pass
+  std::vector<fsdp::Unit*> completed_;  // in this pass, as they were
+  std::vector<fsdp::Unit*> passed_;     // units_behind() the latest that was unsharded in this pass
+  uint64_t refreshed_ = 0;              // kept_versions() at the last after_step()
 };
 
 }  // namespace weft::dist

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "autograd/autocast.h"
+#include "autograd/checkpoint.h"
 #include "core/allocator.h"
 #include "dist/comm/in_process.h"
 #include "dist/data_parallel/ddp.h"
@@ -530,6 +531,103 @@ TEST_CASE("trap: gradients that no_sync() has collected are dropped one by one")
     r.fsdp->synchronize();
     r.expect(50, 600);
   });
+}
+
+namespace {
+
+/// Equal blocks, each a unit; what a block has besides its layer may be unused.
+struct Blocks : nn::Module {
+  struct Block : nn::Module {
+    Block() : layer(add<nn::Linear>("layer", 4, 4)), extra(add<nn::Linear>("extra", 4, 4)) {}
+    Tensor forward(const Tensor& x) override {
+      if (is_skipped) return x;
+      const Tensor y = ops::tanh(layer(x)) + x;
+      return uses_extra ? y + extra(x) : y;
+    }
+    nn::Linear &layer, &extra;
+    bool uses_extra = true, is_skipped = false;
+  };
+  static constexpr int kBlocks = 6;
+
+  Blocks() : head(add<nn::Linear>("head", 4, 3)) {
+    for (int i = 0; i < kBlocks; ++i) blocks.push_back(&add<Block>("block" + std::to_string(i)));
+    to(DType::f64);
+  }
+  Tensor forward(const Tensor& x) override {
+    Tensor y = x;
+    for (int first = 0; first < kBlocks; first += 3) {
+      const auto three = [this, first](const Tensors& in) {
+        Tensor y = in[0];
+        for (int i = first; i < first + 3; ++i) y = (*blocks[i])(y);
+        return y;
+      };
+      y = checkpoints ? checkpoint(three, {y}) : three({y});
+    }
+    return head(y);
+  }
+  nn::Linear& head;
+  std::vector<Block*> blocks;
+  bool checkpoints = false;
+};
+
+}  // namespace
+
+TEST_CASE("trap: units of which ranks reach different parameters are summed each by itself") {
+  // Which blocks of this rank use all they have, in this step.
+  const auto choose = [](Blocks& model, int number, int rank, int step) {
+    const int kind = number % 4;
+    model.checkpoints = number >= 4;
+    for (int i = 0; i < Blocks::kBlocks; ++i) {
+      model.blocks[i]->uses_extra = kind == 0   ? i != Blocks::kBlocks - 1 || rank == 0
+                                    : kind == 1 ? rank == 0
+                                                : (i + rank + step) % 3 != 0;
+      model.blocks[i]->is_skipped = kind == 3 && (i + step) % 4 == 0;  // by all ranks
+    }
+  };
+  const auto rows = [](int rank, int step) {
+    return oracle_batch(10 * step + rank, 2, DType::f64).x;
+  };
+  for (const int kind : {0, 1, 2, 3, 4, 5, 6, 7}) {
+    for (const auto& [ranks, replicas] : {std::pair(2, 1), {4, 2}, {3, 1}}) {
+      manual_seed(1);
+      Blocks one;
+      optim::SGD optimizer(one.named_parameters(), {.lr = 0.1});
+      for (int step = 0; step < 4; ++step) {
+        optimizer.zero_grad();
+        for (int rank = 0; rank < ranks; ++rank) {
+          choose(one, kind, rank, step);
+          const Tensor x = ops::narrow(rows(rank, step), 1, 0, 4);
+          backward(ops::sum(ops::square(one(x))) * (1.0 / ranks));
+        }
+        optimizer.step();
+      }
+      for (const Sharding sharding :
+           {Sharding::kFullShard, Sharding::kShardGradOp, Sharding::kZero2, Sharding::kZero1}) {
+        INFO("kind " << kind << ", sharding " << static_cast<int>(sharding) << ", ranks " << ranks);
+        run_ranks(ranks,
+                  [&, replicas = replicas](Communicator& c) {
+                    manual_seed(1);
+                    Blocks model;
+                    const auto [shard, replicate] = groups_of(c, replicas);
+                    FullySharded fsdp(
+                        model, {.shard = shard, .replicate = replicate, .sharding = sharding},
+                        wrap_modules<Blocks::Block>());
+                    optim::SGD optimizer(fsdp.named_parameters(), {.lr = 0.1});
+                    for (int step = 0; step < 4; ++step) {
+                      optimizer.zero_grad();
+                      choose(model, kind, c.rank(), step);
+                      const Tensor x = ops::narrow(rows(c.rank(), step), 1, 0, 4);
+                      backward(ops::sum(ops::square(model(x))));
+                      optimizer.step();
+                      fsdp.after_step();
+                    }
+                    const double d = difference(fsdp.full_state_dict(true), one.state_dict());
+                    WEFT_CHECK(d < 1e-12, "the weights differ by {}", d);
+                  },
+                  {.host = {.timeout_seconds = 5}});
+      }
+    }
+  }
 }
 
 TEST_CASE("trap: zero-size shards") {

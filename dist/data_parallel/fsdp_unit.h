@@ -65,7 +65,9 @@ struct Unit {
   Tensor kept_gradient;           // [part]; what counts of it is what the slices show as theirs
   Tensor local;                   // [padded]: collected under no_sync, in reduce_dtype
   int missing = 0;                // trained parameters without gradient so far
-  bool was_reduced = false;       // in this iteration
+  bool is_complete = false;       // this rank has had all of them, in this pass
+  bool is_deferred = false;       // summed when a pass is over
+  bool is_awaitable = false;      // its sum begins on all ranks, whatever this one does
   bool has_new_gradient = false;  // kept_gradient belongs to this iteration
   struct OnItsWay {
     Tensor whole, part;
