@@ -158,15 +158,16 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     bool is_trained = true;  // in the latest backward: it may be frozen, and trained again
     int bucket = -1;         // none as long as it was not
     Tensor view = {};        // of the bucket's flat tensor, in the parameter's shape
-    int expected = 1;        // contributions per backward
-    bool is_used = true;     // on any rank, of a static graph
+    int expected = 1;        // contributions per backward, on this rank
+    bool is_used = true;     // on any rank
 
     /// Of the backward at hand.
     struct Arrived {
       int contributions = 0;
       bool is_in_bucket = false;
-      Tensor late;   // what came when the bucket had left, or without one
-      Tensor first;  // the tensor that came, to be handed out again
+      Tensor late;           // what came when the bucket had left, or without one
+      bool is_late = false;  // on any rank, where they ask each other
+      Tensor first;          // the tensor that came, to be handed out again
       bool any() const { return is_in_bucket || late.defined(); }
     };
     Arrived arrived = {};
@@ -349,34 +350,43 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
                unused.size(), group_->rank(), fmt::join(unused, ", "));
   }
 
-  /// Says of each parameter whether it has a gradient on any rank.
+  /// Says of each parameter whether it has a gradient on any rank, and whether one came late there.
   void find_used() {
-    if (!options_.find_unused_parameters && !options_.static_graph) return;
-    if (options_.static_graph && is_rebuilt_) return;
+    const bool finds = options_.static_graph ? !is_rebuilt_ : options_.find_unused_parameters;
+    // Once a rank knows how many contributions to wait for, none is late in an iteration like the
+    // first.
+    if (!finds && is_rebuilt_) return;
+    constexpr int32_t kUsed = 1, kLate = 2;
     const auto n = static_cast<int64_t>(parameters_.size());
     const Tensor map = Tensor::zeros({n}, DType::i32);
-    int32_t* used = map.data<int32_t>();
-    for (int64_t i = 0; i < n; ++i) used[i] = parameters_[i].arrived.any();
+    int32_t* found = map.data<int32_t>();
+    for (int64_t i = 0; i < n; ++i) {
+      const Parameter::Arrived& arrived = parameters_[i].arrived;
+      found[i] = arrived.late.defined() ? kLate : arrived.any() ? kUsed : 0;
+    }
     group_->all_reduce(map, ReduceOp::kMax).wait();
-    for (int64_t i = 0; i < n; ++i) parameters_[i].is_used = used[i] != 0;
+    for (int64_t i = 0; i < n; ++i) {
+      if (finds) parameters_[i].is_used = found[i] != 0;
+      parameters_[i].arrived.is_late = found[i] == kLate;
+    }
   }
 
+  /// Also with ranks where nothing of the parameter came late.
   void reduce_late() {
     const NoGrad guard;
     for (Parameter& p : parameters_) {
-      if (!p.arrived.late.defined()) continue;
-      group_->all_reduce(p.arrived.late, options_.average).wait();
-      if (p.bucket < 0) {
-        p.tensor.set_grad(p.arrived.late);
-      } else {
-        ops::add_(p.view, p.arrived.late);
-      }
+      Tensor& late = p.arrived.late;
+      if (!late.defined() && p.arrived.is_late) late = ops::zeros_like(p.tensor);
+      if (!late.defined()) continue;
+      group_->all_reduce(late, options_.average).wait();
+      if (p.bucket >= 0) ops::add_(p.view, late);
     }
   }
 
   void hand_out() {
     const NoGrad guard;
     for (Parameter& p : parameters_) {
+      if (p.bucket < 0 && p.arrived.late.defined()) p.tensor.set_grad(p.arrived.late);
       // Where nobody has a gradient it stays undefined.
       const bool is_reduced = p.bucket >= 0 && p.is_used && (p.is_trained || p.arrived.any());
       if (!is_reduced) continue;
@@ -391,7 +401,8 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     }
   }
 
-  /// The order in which gradients arrived on the first active rank becomes that of the buckets.
+  /// The order in which gradients arrived on the first active rank becomes that of the buckets. How
+  /// many to wait for is each rank's own: graphs may differ.
   void rebuild() {
     is_rebuilt_ = true;
     const auto n = static_cast<int64_t>(parameters_.size());
@@ -412,8 +423,11 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       const int contributions = parameters_[i].arrived.contributions;
       order[n + i] = options_.static_graph ? contributions : std::max(contributions, 1);
     }
+    const std::vector<int64_t> own(order + n, order + 2 * n);
     group_->broadcast(plan, is_joining_ ? first_active_ : 0).wait();
-    for (int64_t i = 0; i < n; ++i) parameters_[i].expected = static_cast<int>(order[n + i]);
+    // A rank that had no pass goes by the first's.
+    const int64_t* const counts = arrivals_.empty() ? order + n : own.data();
+    for (int64_t i = 0; i < n; ++i) parameters_[i].expected = static_cast<int>(counts[i]);
     // With views the old buckets live on in the gradients until those are dropped.
     order_.assign(order, order + n);
     build_buckets();
@@ -440,6 +454,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   void shadow_reduction() {
     prepare();
     reduce_buckets();
+    reduce_late();
     if (!is_rebuilt_) rebuild();
     reset();
   }

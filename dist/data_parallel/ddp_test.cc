@@ -277,6 +277,81 @@ TEST_CASE("trap: with activation checkpointing a parameter must not be marked re
   }
 }
 
+namespace {
+
+/// Its deepest layer may be unused, another one is used in several recomputed segments.
+class Uneven : public nn::Module {
+ public:
+  Uneven()
+      : extra(add<nn::Linear>("extra", 4, 4)),
+        shared(add<nn::Linear>("shared", 4, 4)),
+        last(add<nn::Linear>("last", 4, 2)) {
+    to(DType::f64);
+  }
+  Tensor forward(const Tensor& x) override {
+    Tensor y = uses_extra ? x + extra(x) : x;
+    for (int i = 0; i < segments; ++i) {
+      y = checkpoint([this](const Tensors& in) { return ops::gelu(shared(in[0])); }, {y});
+    }
+    return last(y);
+  }
+  nn::Linear &extra, &shared, &last;
+  bool uses_extra = false;
+  int segments = 1;
+};
+
+}  // namespace
+
+TEST_CASE("trap: ranks that use a parameter differently often reduce it alike") {
+  enum class Uses { kAll, kSame, kOther };  // in each iteration
+  for (const auto& [options, uses] : {std::pair(DdpOptions{}, Uses::kAll),
+                                      {{.static_graph = true}, Uses::kSame},
+                                      {{.find_unused_parameters = true}, Uses::kSame},
+                                      {{.find_unused_parameters = true}, Uses::kOther}}) {
+    // Of this rank in this iteration.
+    const auto pass = [uses = uses](Uneven& model, int rank, int iteration,
+                                    const std::function<Tensor(const Tensor&)>& call) {
+      const int kind = uses == Uses::kOther ? (rank + iteration) % 2 : rank;
+      model.uses_extra = uses == Uses::kAll || kind == 1;
+      model.segments = 1 + kind;
+      backward(ops::sum(ops::square(call(Tensor::full({3, 4}, 0.5 + rank, DType::f64)))));
+    };
+    std::vector<NamedTensors> expected;
+    manual_seed(1);
+    Uneven one;
+    for (int iteration = 0; iteration < 4; ++iteration) {
+      one.zero_grad();
+      for (int rank = 0; rank < 2; ++rank) {
+        pass(one, rank, iteration, [&](const Tensor& x) { return one(x) * std::sqrt(0.5); });
+      }
+      expected.push_back(gradients_of(one));
+    }
+    for (const int64_t bucket : {1, 1 << 20}) {
+      for (const bool is_view : {false, true}) {
+        INFO("uses " << static_cast<int>(uses) << ", static graph " << options.static_graph
+                     << ", buckets of " << bucket);
+        run_ranks(2,
+                  [&, &given = options](Communicator& c) {
+                    manual_seed(1);
+                    Uneven model;
+                    DdpOptions options = given;
+                    options.bucket_bytes = options.first_bucket_bytes = bucket;
+                    options.gradient_as_bucket_view = is_view;
+                    DistributedDataParallel ddp(model, borrowed(c), options);
+                    for (int iteration = 0; iteration < 4; ++iteration) {
+                      model.zero_grad();
+                      pass(model, c.rank(), iteration, [&](const Tensor& x) { return ddp(x); });
+                      const double d = difference(gradients_of(model), expected[iteration]);
+                      WEFT_CHECK(d < 1e-13, "iteration {}: the gradients differ by {}", iteration,
+                                 d);
+                    }
+                  },
+                  {.host = {.timeout_seconds = 5}});
+      }
+    }
+  }
+}
+
 TEST_CASE("a pass that fails when buckets have left, or when it is over, leaves nothing behind") {
   const OracleBatch batch = oracle_batch(0, 8, DType::f64);
   const auto one = make_oracle_model(DType::f64);
