@@ -1,21 +1,32 @@
 // What a function has to find again when a backward pass runs it a second time.
 #pragma once
 
+#include <cstdint>
+#include <map>
+
 #include "autograd/autocast.h"
 #include "autograd/fp8.h"
 #include "autograd/random.h"
 
 namespace weft {
 
-/// The random generator's position, the autocast and the fp8 of the time when it was made.
+/// Numbers of this thread that others than autograd have to find again, each by whose it is.
+inline std::map<const void*, int64_t>& replayed_numbers() {
+  thread_local std::map<const void*, int64_t> instance;
+  return instance;
+}
+
+/// The random generator's position, the autocast, the fp8 and the replayed_numbers() of the time
+/// when it was made.
 class Replay {
  public:
-  /// f() under them; the generator is left where it was.
+  /// f() under them; the generator and the numbers are left as they were.
   template <class F>
   auto operator()(F&& f) const {
     const ScopedValue same_numbers(generator(), position_);
     const Autocast mode(autocast_);
     const Fp8Scope fp8_scope(fp8_);
+    const ScopedValue same_others(replayed_numbers(), numbers_);
     return f();
   }
 
@@ -23,6 +34,7 @@ class Replay {
   Generator position_ = generator();
   DType autocast_ = autocast_dtype();
   Fp8Scaling* fp8_ = fp8_in_force();
+  std::map<const void*, int64_t> numbers_ = replayed_numbers();
 };
 
 }  // namespace weft

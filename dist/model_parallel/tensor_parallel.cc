@@ -6,6 +6,7 @@
 
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "autograd/replay.h"
 #include "core/memory_account.h"
 #include "dist/model_parallel/parallel_layers.h"
 #include "dist/model_parallel/rank_collectives.h"
@@ -108,7 +109,14 @@ void switch_streams(const Communicator& group) {
 /// What the cut layers have to know of the tokens around them.
 struct TensorParallel::Sequence {
   std::unordered_set<const nn::Module*> holds;  // who works on dealt-out tokens
-  int64_t length = 0;                           // of the latest sequence
+
+  /// Of the sequence at hand: the latest one, or, where activations are recomputed, theirs. 0: none
+  /// was dealt out.
+  int64_t length() const {
+    const auto known = replayed_numbers().find(this);
+    return known == replayed_numbers().end() ? 0 : known->second;
+  }
+  void set_length(int64_t length) const { replayed_numbers()[this] = length; }
 
   Tokens of(const nn::Module& module) const {
     return holds.contains(&module) ? Tokens::kDealtOut : Tokens::kWhole;
@@ -141,7 +149,7 @@ class TensorParallel::Columns {
       weights.push_back(layer->weight);
       biases.push_back(layer->bias);
     }
-    waiting_ = column_parallel_linears(x, weights, biases, group_, tokens, sequence_->length);
+    waiting_ = column_parallel_linears(x, weights, biases, group_, tokens, sequence_->length());
     made_of_ = x;
     // The cut region begins. Of dealt-out tokens random numbers differ already.
     if (tokens == Tokens::kWhole) switch_streams(*group_);
@@ -194,7 +202,7 @@ void TensorParallel::cut(nn::MultiheadAttention& attention) {
   attention.set_stand_in([&attention, group = group_, sequence = sequence_](const Tensor& x) {
     const Tokens tokens = sequence->of(attention);
     const Tensor qkv = column_parallel_linear(x, attention.in_proj_weight, attention.in_proj_bias,
-                                              group, tokens, sequence->length);
+                                              group, tokens, sequence->length());
     // The cut region. Of dealt-out tokens random numbers differ already.
     if (tokens == Tokens::kWhole) switch_streams(*group);
     const Tensor mixed =
@@ -264,7 +272,7 @@ void TensorParallel::deal_out(const TokenRegion& region) {
   }
   region.begin->set_stand_in(
       [begin = region.begin, group = group_, sequence = sequence_](const Tensor& x) {
-        sequence->length = x.size(-2);
+        sequence->set_length(x.size(-2));
         switch_streams(*group);
         return begin->forward(scatter_sequence(x, -2, group));
       });
@@ -272,7 +280,7 @@ void TensorParallel::deal_out(const TokenRegion& region) {
       [end = region.end, group = group_, sequence = sequence_](const Tensor& x) {
         const Tensor y = end->forward(x);
         switch_streams(*group);
-        return join_sequence(y, -2, group, sequence->length);
+        return join_sequence(y, -2, group, sequence->length());
       });
 }
 

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "autograd/autocast.h"
+#include "autograd/checkpoint.h"
 #include "dist/comm/exact_sum.h"
 #include "dist/comm/in_process.h"
 #include "dist/model_parallel/parallel_head.h"
@@ -386,7 +387,11 @@ class TokensNet : public nn::Module {
     }
     to(DType::f64);
   }
-  Tensor forward(const Tensor& x) override { return head(ops::mean(end(blocks(begin(x))), {1})); }
+  Tensor forward(const Tensor& x) override { return head(ops::mean(end(between(begin(x))), {1})); }
+  Tensor between(const Tensor& x) {
+    if (!checkpoints) return blocks(x);
+    return checkpoint([this](const Tensors& in) { return blocks(in[0]); }, {x});
+  }
   void cut(TensorParallel& parallel) {
     for (int i = 0; i < 2; ++i) {
       auto& block = dynamic_cast<Block&>(blocks[i]);
@@ -400,6 +405,7 @@ class TokensNet : public nn::Module {
   nn::Sequential& blocks;
   nn::Identity& end;
   nn::Linear& head;
+  bool checkpoints = false;
 };
 
 Tensor random(const Shape& shape, uint64_t seed, DType dtype = DType::f64) {
@@ -474,6 +480,40 @@ TEST_CASE("blocks on 65 and 197 tokens, dealt out, equal the whole ones") {
         }
         net.eval();  // the head then puts the logits together
         expect_close(net(in), logits, "logits");
+      });
+    }
+  }
+}
+
+TEST_CASE(
+    "trap: blocks that are recomputed have the tokens of their own sequence, not the last's") {
+  const Tensor labels = Tensor::from(std::vector<int64_t>{6, 2}, {2});
+  for (const auto& [first, second] : {std::pair(6, 5), {5, 6}, {8, 5}}) {
+    const Tensor a = random({2, first, TokensNet::kWidth}, 3),
+                 b = random({2, second, TokensNet::kWidth}, 4);
+    manual_seed(5);
+    TokensNet whole;
+    backward(ops::cross_entropy(whole(a), labels) + ops::cross_entropy(whole(b), labels));
+    const NamedTensors expected = whole.named_parameters();
+    for (int ranks : {2, 4}) {
+      run_ranks(ranks, [&](Communicator& c) {
+        const CommunicatorPtr group = borrowed(c);
+        manual_seed(5);
+        TokensNet net;
+        net.checkpoints = true;
+        TensorParallel parallel(net, group);
+        net.cut(parallel);
+        const auto loss = [&](const Tensor& x) {
+          return parallel_cross_entropy(net(x), labels, 7, group);
+        };
+        backward(loss(a) + loss(b));
+        const NamedTensors ours = net.named_parameters();
+        for (size_t i = 0; i < ours.size(); ++i) {
+          const auto& [name, p] = ours[i];
+          const Cut* how = parallel.cut_of(name);
+          expect_close(how ? whole_of(p.grad(), *how, c) : p.grad(), expected[i].second.grad(),
+                       name);
+        }
       });
     }
   }
