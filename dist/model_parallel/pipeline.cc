@@ -23,6 +23,8 @@ namespace weft::dist {
 namespace {
 
 constexpr int64_t kHeader = kActivationHeader;
+/// Between the streams that micro-batches draw from.
+constexpr uint64_t kStreams = uint64_t{1} << 48;
 
 Tensor header_of(const Tensor& x) {
   std::vector<int64_t> words(kHeader);
@@ -121,31 +123,10 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   }
 
   void run(const MicroBatches& batches) {
-    const int64_t in_flight =
-        options_.schedule == Schedule::kGpipe ? batches.count : stages() - stage();
     const auto attempt = begin();
     if (module_.is_training()) broadcast_buffers();
-    std::deque<Flight> flights;
-    int64_t forwards = 0;
-    for (int64_t backwards = 0; backwards < batches.count; ++backwards) {
-      while (forwards < batches.count && forwards - backwards < in_flight) {
-        const MicroBatch batch = batches.at(forwards++);
-        Flight flight = forward(batch.input);
-        if (is_last()) {
-          flight.out = batch.loss(flight.out);
-        } else {
-          send_on(flight.out);
-          await_gradient(flight);
-        }
-        flights.push_back(std::move(flight));
-        peak_in_flight_ = std::max(peak_in_flight_, static_cast<int64_t>(flights.size()));
-      }
-      backward(flights.front(), {});
-      flights.pop_front();
-      const bool is_reduced = !batches.accumulates || backwards + 1 == batches.count;
-      if (is_reduced && local_depth_ == 0) reduce_gradients();
-      if (!batches.accumulates && batches.after_each) batches.after_each();
-    }
+    const uint64_t drawn = run_in_order(batches);
+    generator().offset = last_offset(drawn);
     settle();
     attempt->is_over = true;
   }
@@ -165,7 +146,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     uint64_t drawn = position.offset, stream = position.stream;
     for (int64_t count : counts) {
       generator() = {position.seed, stream, position.offset};
-      stream += uint64_t{1} << 48;
+      stream += kStreams;
       Flight flight = forward(ops::narrow(detach(x), 0, begin, count), has_dx);
       drawn = std::max(drawn, generator().offset);
       begin += count;
@@ -320,6 +301,42 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     }
   }
 
+  /// A run's forwards and backwards. Leaves the generator where it was, and returns the offset
+  /// behind what this stage and those before it have drawn.
+  uint64_t run_in_order(const MicroBatches& batches) {
+    const int64_t in_flight =
+        options_.schedule == Schedule::kGpipe ? batches.count : stages() - stage();
+    // A micro-batch begins before the one ahead of it has drawn all its numbers.
+    const Generator position = generator();
+    const ScopedValue restores(generator(), position);
+    uint64_t drawn = position.offset;
+    std::deque<Flight> flights;
+    int64_t forwards = 0;
+    for (int64_t backwards = 0; backwards < batches.count; ++backwards) {
+      while (forwards < batches.count && forwards - backwards < in_flight) {
+        const uint64_t stream = position.stream + static_cast<uint64_t>(forwards) * kStreams;
+        generator() = {position.seed, stream, position.offset};
+        const MicroBatch batch = batches.at(forwards++);
+        Flight flight = forward(batch.input);
+        if (is_last()) {
+          flight.out = batch.loss(flight.out);
+        } else {
+          send_on(flight.out);
+          await_gradient(flight);
+        }
+        drawn = std::max(drawn, generator().offset);
+        flights.push_back(std::move(flight));
+        peak_in_flight_ = std::max(peak_in_flight_, static_cast<int64_t>(flights.size()));
+      }
+      backward(flights.front(), {});
+      flights.pop_front();
+      const bool is_reduced = !batches.accumulates || backwards + 1 == batches.count;
+      if (is_reduced && local_depth_ == 0) reduce_gradients();
+      if (!batches.accumulates && batches.after_each) batches.after_each();
+    }
+    return drawn;
+  }
+
   /// `has_dx`: also the first stage's input has a gradient.
   Flight forward(const Tensor& input, bool has_dx = false) {
     Flight flight;
@@ -396,6 +413,20 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     return dy;
   }
 
+  /// The last stage's offset, behind all that was drawn in a run: it goes back as gradients do.
+  uint64_t last_offset(uint64_t mine) {
+    const Tensor offset = Tensor::from(std::vector{static_cast<int64_t>(mine)}, {1});
+    if (!is_last()) {
+      backward_in_->recv(offset, 1).wait();
+      ++taken_.back;
+    }
+    if (!is_first()) {
+      sent_.push_back(backward_out_->send(offset, 0));
+      ++given_.back;
+    }
+    return static_cast<uint64_t>(offset.data<int64_t>()[0]);
+  }
+
   /// Of a run, or of a batch's forward. Clearing the way is part of it: where that fails, on this
   /// stage alone say, the next has to recover.
   std::shared_ptr<PassWatch::Attempt> begin() {
@@ -414,7 +445,14 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     const Generator position = generator();
     while (!is_first() && taken_.forward < of(stage() - 1, false)) receive();
     generator() = position;
-    while (!is_last() && taken_.back < of(stage() + 1, true)) receive_gradient();
+    while (!is_last() && taken_.back < of(stage() + 1, true)) {
+      if (awaited_.empty()) {  // behind a run's gradients
+        backward_in_->recv(Tensor::zeros({1}, DType::i64), 1).wait();
+        ++taken_.back;
+      } else {
+        receive_gradient();
+      }
+    }
     awaited_.clear();
     settle();
   }
@@ -447,7 +485,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   std::vector<Work> sent_;
   PassWatch watch_;  // of runs, and of a batch's forward and backward
   struct Travelled {
-    int64_t forward = 0, back = 0;  // micro-batches
+    int64_t forward = 0, back = 0;  // micro-batches, and back a run's last_offset()
   };
   Travelled given_, taken_;                      // to the neighbours, from them
   Tensor header_;                                // of what comes next, once it was received

@@ -16,8 +16,10 @@
 //            al.: "PipeDream-Flush", arXiv:2006.09503
 //
 // In both a stage waits (S - 1) / (K + S - 1) of the time. The generator travels with the
-// activations, so dropout is that of one rank. With a data group, whose ranks hold the same stage,
-// gradients are summed over it as ddp does.
+// activations, so a micro-batch's dropout is that of one rank: micro-batch i draws from the stream
+// that is i 2^48 behind the caller's, unless MicroBatches::at() sets the generator, and behind them
+// all stages go on from one place. With a data group, whose ranks hold the same stage, gradients
+// are summed over it as ddp does.
 #pragma once
 
 #include <memory>

@@ -212,8 +212,8 @@ class PipelineKind : public WholeCopy {
                         .micro_batches = sharing.micro_batches});
   }
 
-  /// Activations to the next stage, what announces them, gradients to the one before; an all_reduce
-  /// of each parameter's gradient among copies.
+  /// Activations to the next stage, what announces them, gradients to the one before, and how far
+  /// random numbers were drawn; an all_reduce of each parameter's gradient among copies.
   int64_t sent_bytes(const ModelLayout& layout, const Sharing& sharing,
                      const StepShape& step) const override {
     const int stage = sharing.stage_index(step.rank);
@@ -222,7 +222,9 @@ class PipelineKind : public WholeCopy {
       bytes += kElementBytes * step.images * layout.given +
                sharing.micro_batches * kActivationHeader * static_cast<int64_t>(sizeof(int64_t));
     }
-    if (stage > 0) bytes += kElementBytes * step.images * layout.taken;
+    if (stage > 0) {
+      bytes += kElementBytes * step.images * layout.taken + static_cast<int64_t>(sizeof(uint64_t));
+    }
     for (int64_t elements : layout.sizes) {
       bytes += kElementBytes *
                sent_by_all_reduce(elements, sharing.replicas, sharing.replica_index(step.rank));
@@ -233,8 +235,8 @@ class PipelineKind : public WholeCopy {
     return "16 P_s of the stage's parameters, about P/S";
   }
   std::string sent_formula() const override {
-    return "a forward, 104 bytes with each micro-batch, and a backward, a = an activation of the "
-           "batch between two stages; among copies 2 (R-1)/R 4 P_s";
+    return "a forward, 104 bytes with each micro-batch, a backward, and 8 bytes, a = an activation "
+           "of the batch between two stages; among copies 2 (R-1)/R 4 P_s";
   }
   Timeline timeline(const std::vector<RankWork>& stages, const Sharing& sharing,
                     const GroupSeconds& seconds, const StepShape& step) const override {

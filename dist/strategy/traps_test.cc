@@ -515,6 +515,51 @@ TEST_CASE("trap: a stage that fails between an activation's header and the activ
   }
 }
 
+TEST_CASE("trap: micro-batches of a pipeline draw the numbers of one rank, none of them twice") {
+  const auto train = [](OnRank& r, bool is_alone) {
+    r.model->dropout = 0.3;
+    manual_seed(5);
+    for (int step = 0; step < 3; ++step) {
+      const Generator position = generator();
+      uint64_t drawn = position.offset;
+      const auto at = [&](int64_t i) {
+        if (is_alone) {
+          drawn = std::max(drawn, generator().offset);
+          generator() = position;
+          generator().stream += static_cast<uint64_t>(i) << 48;
+        }
+        const OracleShare mine = r.share(10 * step + static_cast<int>(i), i % 2 == 0 ? 12 : 8);
+        return MicroBatch{mine.batch.x, [mine](const Tensor& logits) {
+                            return ops::cross_entropy(logits, mine.batch.labels) * mine.weight;
+                          }};
+      };
+      r.strategy->run(*r.model, {.count = 5, .at = at});
+      if (is_alone) {
+        drawn = std::max(drawn, generator().offset);
+        generator() = {position.seed, position.stream, drawn};
+      }
+      r.step();
+    }
+    return generator().offset;
+  };
+  OnRank one({.name = "single"}, nullptr, false);
+  const uint64_t expected = train(one, true);
+  CHECK(expected > 0);
+  for (const Schedule schedule : {Schedule::kGpipe, Schedule::k1F1B}) {
+    INFO(name(schedule));
+    double worst = 0;
+    run_ranks(4, [&](Communicator& c) {
+      OnRank mine({.name = "pipeline", .schedule = schedule}, borrowed(c), false);
+      const uint64_t offset = train(mine, false);
+      WEFT_CHECK(offset == expected, "stage {}: the generator is at {}, expected {}", c.rank(),
+                 offset, expected);
+      const NamedTensors state = mine.strategy->model_state(*mine.model);
+      if (c.rank() == 0) worst = difference(state, one.model->state_dict());
+    });
+    CHECK(worst < 1e-12);
+  }
+}
+
 TEST_CASE("trap: a backward pass that fails on one rank alone is an error of all") {
   // That rank would otherwise be a step ahead of the others from then on.
   const InProcessOptions hasty{.host = {.timeout_seconds = 1}};
