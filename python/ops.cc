@@ -267,9 +267,11 @@ void bind_elementwise(Table& table) {
           return ops::clamp(x, min.value_or(-HUGE_VAL), max.value_or(HUGE_VAL));
         }
         // Integers stay what they are.
-        const auto number = [&](double bound) { return Tensor::full({}, bound, DType::i64); };
-        Tensor y = min ? ops::maximum(x, ops::to(number(*min), x.device())) : x;
-        if (max) y = ops::minimum(y, ops::to(number(*max), x.device()));
+        const auto number = [&](double bound) {
+          return ops::full({}, bound, DType::i64, x.device());
+        };
+        Tensor y = min ? ops::maximum(x, number(*min)) : x;
+        if (max) y = ops::minimum(y, number(*max));
         return ops::cast(y, x.dtype());
       },
       "min"_a = nb::none(), "max"_a = nb::none());
