@@ -157,7 +157,7 @@ class TcpStore : public Store {
         server_(options.serves ? std::make_unique<Server>(options.port, options.host) : nullptr),
         port_(server_ ? server_->port() : options.port),
         host_(options.host),
-        address_(fmt::format("the store at {}, port {}", options.host, port_)) {
+        address_(fmt::format("rank 0's store at {}, port {}", options.host, port_)) {
     try {
       connect(after(timeout_));
     } catch (const Error& error) {

@@ -166,7 +166,7 @@ class TcpTransport : public Transport {
         for (int r = rank() + 1; r < size(); ++r) {
           if (peers_[r].descriptor() >= 0) continue;
           // The first one's alone: the store may be gone, and each question takes its time.
-          const auto words = missing.empty() ? last_words(r) : std::nullopt;
+          const auto words = missing.empty() ? found(last_words_of(r)) : std::nullopt;
           missing.push_back(fmt::format("rank {}{}", r, words ? " (" + *words + ")" : ""));
         }
         WEFT_FAIL("rank {} of {}: waited {} s for {} to connect: {}", rank(), name_, timeout_,
@@ -179,7 +179,7 @@ class TcpTransport : public Transport {
     try {
       store_->set(key_of(rank()), place);
     } catch (const Error& error) {
-      const std::optional<std::string> other = store_->find(key_of(rank()));
+      const std::optional<std::string> other = found(key_of(rank()));
       if (!other) throw;
       WEFT_FAIL(
           "rank {} of {}: another process has joined as this rank already (address, port, ranks: "
@@ -236,16 +236,16 @@ class TcpTransport : public Transport {
     return silent.empty() ? missing : silent;
   }
 
-  std::optional<std::string> last_words(int peer) {
+  std::optional<std::string> found(const std::string& key) {
     try {
-      return store_->find(last_words_of(peer));
+      return store_->find(key);
     } catch (const Error&) {  // the store went with the rank that served it
       return {};
     }
   }
 
   std::string why_gone(int peer) {
-    const std::optional<std::string> words = last_words(peer);
+    const std::optional<std::string> words = found(last_words_of(peer));
     return words ? fmt::format("rank {} gave up ({})", peer, *words)
                  : fmt::format("rank {} has gone: its connection is closed", peer);
   }
