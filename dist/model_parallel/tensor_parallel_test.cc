@@ -121,6 +121,17 @@ void expect_close(const Tensor& got, const Tensor& expected, const std::string& 
   WEFT_CHECK(d < 1e-12, "{} differs by {}", what, d);
 }
 
+/// The gradients of a cut model, put together, against those of the whole one's parameters.
+void expect_gradients(const nn::Module& cut, const TensorParallel& parallel,
+                      const NamedTensors& expected, Communicator& c) {
+  const NamedTensors ours = cut.named_parameters();
+  for (size_t i = 0; i < ours.size(); ++i) {
+    const auto& [name, p] = ours[i];
+    const Cut* how = parallel.cut_of(name);
+    expect_close(how ? whole_of(p.grad(), *how, c) : p.grad(), expected[i].second.grad(), name);
+  }
+}
+
 Tensor random_f32(const Shape& shape, uint64_t seed) {
   const NoGrad guard;
   manual_seed(seed);
@@ -471,13 +482,7 @@ TEST_CASE("blocks on 65 and 197 tokens, dealt out, equal the whole ones") {
                    loss.item());
         backward(cut);
         expect_close(in.grad(), leaf.grad(), "the input's gradient");
-        const NamedTensors ours = net.named_parameters();
-        for (size_t i = 0; i < ours.size(); ++i) {
-          const auto& [name, p] = ours[i];
-          const Cut* how = parallel.cut_of(name);
-          expect_close(how ? whole_of(p.grad(), *how, c) : p.grad(), expected[i].second.grad(),
-                       name);
-        }
+        expect_gradients(net, parallel, expected, c);
         net.eval();  // the head then puts the logits together
         expect_close(net(in), logits, "logits");
       });
@@ -507,13 +512,7 @@ TEST_CASE(
           return parallel_cross_entropy(net(x), labels, 7, group);
         };
         backward(loss(a) + loss(b));
-        const NamedTensors ours = net.named_parameters();
-        for (size_t i = 0; i < ours.size(); ++i) {
-          const auto& [name, p] = ours[i];
-          const Cut* how = parallel.cut_of(name);
-          expect_close(how ? whole_of(p.grad(), *how, c) : p.grad(), expected[i].second.grad(),
-                       name);
-        }
+        expect_gradients(net, parallel, expected, c);
       });
     }
   }

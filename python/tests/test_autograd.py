@@ -14,6 +14,14 @@ import weft
 from weft.autograd import Function, checkpoint, detect_anomaly, grad
 
 
+class Copied(Function):
+    """The input's values; a class below it has a backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+
 class Square(Function):
     @staticmethod
     def forward(ctx, x, power=2):
@@ -186,11 +194,7 @@ class Functions(unittest.TestCase):
         self.assertEqual(x.grad.item(), 1.0)
 
     def test_what_goes_wrong_inside_comes_out(self):
-        class Wrong(Function):
-            @staticmethod
-            def forward(ctx, x):
-                return x * 1
-
+        class Wrong(Copied):
             @staticmethod
             def backward(ctx, dy):
                 raise ValueError("no gradient today")
@@ -209,11 +213,7 @@ class Functions(unittest.TestCase):
     def test_gradients_have_the_shape_of_what_they_are_of(self):
         for wrong in ((1,), (2, 2), (7, 7, 7), (0,)):
 
-            class Wrong(Function):
-                @staticmethod
-                def forward(ctx, x):
-                    return x * 1
-
+            class Wrong(Copied):
                 @staticmethod
                 def backward(ctx, dy):
                     return weft.ones(*wrong)
@@ -236,11 +236,7 @@ class Functions(unittest.TestCase):
             x.to(3.0)
 
     def test_gradients_get_the_dtype_of_what_they_are_of(self):
-        class Wide(Function):
-            @staticmethod
-            def forward(ctx, x):
-                return x * 1
-
+        class Wide(Copied):
             @staticmethod
             def backward(ctx, dy):
                 return dy.to(weft.float64) * 3
