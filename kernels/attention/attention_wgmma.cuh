@@ -49,8 +49,10 @@ struct MaskBytes {
 
 /// The score of a product before scale and mask, both of which are in powers of 2 then.
 __device__ __forceinline__ float masked(float product, float scale, float added) {
+  // The operands are replaced, not the sum: that takes a register more than there is.
   if (added <= static_cast<float>(kLeastAdded) && added != -INFINITY) {
-    return static_cast<float>(kMaskedScore) * kLog2E;
+    product = 0;
+    added = static_cast<float>(kMaskedScore);
   }
   return std::fma(product, scale, added * kLog2E);
 }
