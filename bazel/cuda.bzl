@@ -41,9 +41,9 @@ SIMT_OPTIONS = [
     "-Wno-unknown-pragmas",  # #pragma unroll
 ]
 
-# Every access calls a hook; kernels/simt provides the hooks.
+# Every access calls a hook, as does an index beyond its array; kernels/simt provides the hooks.
 HOOKS = [
-    "-fsanitize=thread",
+    "-fsanitize=thread,bounds",
     "--param=tsan-instrument-func-entry-exit=0",
     "-Wno-tsan",
 ]

@@ -342,6 +342,6 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             ["check", "--device", "cuda", "--small"],
             env = {"ASAN_OPTIONS": "detect_leaks=0"},
             size = "enormous",
-            tags = ["device"],
+            tags = ["device", "slow"],
             target_compatible_with = HOST_ONLY,
         )

@@ -33,6 +33,8 @@ const Fault kFaults[] = {
     {"copy_wait_too_late", "cp.async of thread"},
     {"copy_overwrites_buffer", "cp.async of thread"},
     {"shared_out_of_bounds", "outside shared memory"},
+    {"row_out_of_bounds", "index 32 is beyond an array of type 'float [32]'"},
+    {"local_out_of_bounds", "index 4 is beyond an array of type 'float [4]'"},
     {"global_out_of_bounds", "beyond the end of device memory"},
     {"misaligned", "misaligned read of 16 bytes"},
     {"uninitialised", "uninitialised shared memory"},

@@ -122,9 +122,24 @@ __global__ void copy_overwrites_buffer(bool faulty, float* data) {
 
 __global__ void shared_out_of_bounds(bool faulty, float* data) {
   WEFT_SHARED(float, tile, [64]);
-  tile[threadIdx.x + (faulty ? 1 : 0)] = 1;
+  float* const place = tile;  // whose array's size nobody knows
+  place[threadIdx.x + (faulty ? 1 : 0)] = 1;
   __syncthreads();
   data[threadIdx.x] = tile[threadIdx.x];
+}
+
+__global__ void row_out_of_bounds(bool faulty, float* data) {
+  WEFT_SHARED(float, tile, [2][32]);
+  tile[0][threadIdx.x + (faulty ? 1 : 0)] = 1;
+  __syncthreads();
+  data[threadIdx.x] = tile[0][threadIdx.x];
+}
+
+/// On the thread's stack or in its registers.
+__global__ void local_out_of_bounds(bool faulty, float* data) {
+  float row[4];
+  for (unsigned i = 0; i < 4; ++i) row[i] = data[4 * threadIdx.x + i];
+  data[512 + threadIdx.x] = row[threadIdx.x % 4 + (faulty ? 1 : 0)];
 }
 
 __global__ void global_out_of_bounds(bool faulty, float* data) {
@@ -370,6 +385,8 @@ void run_fault_kernel(const char* name, bool faulty, float* data) {
   WEFT_RUN(copy_wait_too_late, 1, 128, 0);
   WEFT_RUN(copy_overwrites_buffer, 1, 128, 0);
   WEFT_RUN(shared_out_of_bounds, 1, 64, 0);
+  WEFT_RUN(row_out_of_bounds, 1, 32, 0);
+  WEFT_RUN(local_out_of_bounds, 1, 64, 0);
   WEFT_RUN(global_out_of_bounds, 1, 64, 0);
   WEFT_RUN(misaligned, 1, 32, 0);
   WEFT_RUN(uninitialised, 1, 64, 0);

@@ -1,10 +1,13 @@
-// What -fsanitize=thread makes instrumented code call. Weft links these instead of the sanitizer's
-// own runtime; outside emulated threads they return at once.
+// What -fsanitize=thread and -fsanitize=bounds make instrumented code call. Weft links these
+// instead of the sanitizers' own runtimes; outside emulated threads accesses are not looked at.
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 
 #include "kernels/simt/emulator.h"
 #include "kernels/simt/memory.h"
+#include "kernels/simt/watch.h"
 
 using weft::simt::current;
 
@@ -75,3 +78,34 @@ void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(5); }
 void __tsan_atomic_signal_fence(int) {}
 
 }  // extern "C"
+
+// An index beyond an array of a known size. Local arrays lie on the thread's stack, whose accesses
+// are not looked at: this alone finds it. UBSan's own runtime, where it is linked, wins.
+namespace {
+
+struct TypeName {
+  uint16_t kind, width;
+  char text[1];  // and on: quoted
+};
+struct ArrayPlace {
+  const char* file;
+  uint32_t line, column;
+  const TypeName* array;
+  const TypeName* index;
+};
+
+}  // namespace
+
+extern "C" [[gnu::weak]] void __ubsan_handle_out_of_bounds(const ArrayPlace* place,
+                                                           uintptr_t index) {
+  const int64_t value = static_cast<int64_t>(index);
+  if (current == nullptr) {
+    std::fprintf(stderr, "%s:%u: index %lld is beyond an array of type %s\n", place->file,
+                 place->line, static_cast<long long>(value), place->array->text);
+    std::abort();
+  }
+  const weft::simt::Place at = weft::simt::place_of(__builtin_return_address(0));
+  weft::simt::fail_kernel(
+      fmt::format("index {} is beyond an array of type {}", value, place->array->text),
+      weft::simt::to_string(at), *current);
+}
