@@ -1,5 +1,7 @@
 #include <catch2/catch.hpp>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels/op.h"
@@ -54,6 +56,24 @@ TEST_CASE("A kernel that throws ends its span and those of its callers") {
   CHECK(spans.begun == std::vector<std::string>{"failing failing_cpu_calls cpu:1 failing(2)",
                                                 "failing failing_cpu_calls cpu:1 failing(1)",
                                                 "failing failing_cpu_calls cpu:1 failing(0)"});
+}
+
+TEST_CASE("What is to come before kernels comes once before a kernel that calls others") {
+  int calls = 0;
+  std::optional<BeforeKernels> before([&] { ++calls; });
+  for (int i = 1; i <= 2; ++i) {
+    CHECK_THROWS_AS(dispatch(failing_op(), {2}), Error);
+    CHECK(calls == i);
+    CHECK(!before->in_kernel());
+  }
+  std::thread([&] {
+    CHECK(!before->is_of_this_thread());
+    CHECK_THROWS_AS(dispatch(failing_op(), {0}), Error);
+  }).join();
+  CHECK(calls == 2);
+  before.reset();
+  CHECK_THROWS_AS(dispatch(failing_op(), {0}), Error);
+  CHECK(calls == 2);
 }
 
 TEST_CASE("A profile goes on after a kernel that threw") {

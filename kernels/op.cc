@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <vector>
 
 #include "core/allocator.h"
 #include "core/runtime.h"
@@ -72,20 +74,56 @@ ForcedVariant::~ForcedVariant() { force_variant(op_, previous_); }
 
 void set_launch_hook(LaunchHook* hook) { the_hook = hook; }
 
+/// A thread that launches kernels. It alone has to do with the functions' list.
+struct BeforeKernels::Thread {
+  std::atomic<int> depth{0};  // of kernels, one inside the other
+  std::vector<std::weak_ptr<const std::function<void()>>> functions;
+
+  static const std::shared_ptr<Thread>& current() {
+    static thread_local const auto thread = std::make_shared<Thread>();
+    return thread;
+  }
+
+  void call_functions() {
+    if (functions.empty() || depth.load(std::memory_order_relaxed) > 0) return;
+    std::erase_if(functions, [](const auto& function) { return function.expired(); });
+    for (const auto& weak : functions) {
+      if (const auto function = weak.lock()) (*function)();
+    }
+  }
+};
+
+BeforeKernels::BeforeKernels(std::function<void()> function)
+    : thread_(Thread::current()),
+      function_(std::make_shared<const std::function<void()>>(std::move(function))) {
+  thread_->functions.push_back(function_);
+}
+
+bool BeforeKernels::is_of_this_thread() const { return thread_ == Thread::current(); }
+bool BeforeKernels::in_kernel() const { return thread_->depth.load(std::memory_order_relaxed) > 0; }
+bool BeforeKernels::in_kernel_here() {
+  return Thread::current()->depth.load(std::memory_order_relaxed) > 0;
+}
+
 Launch::Launch(std::string_view op, std::string_view variant, Device device, Describe describe)
     : op_(op),
       variant_(variant),
       device_(device),
       describe_(std::move(describe)),
       hook_(the_hook.load(std::memory_order_relaxed)) {
+  BeforeKernels::Thread& thread = *BeforeKernels::Thread::current();
+  thread.call_functions();
   if (hook_) hook_->begin(op_, variant_, device_, describe_());
-  if (device_.type == DeviceType::cpu) return;
-  guard_.emplace(device_.index);
-  allocator(device_).name_recent(op_);  // the outputs
-  runtime::push_range(variant_.data());
+  if (device_.type != DeviceType::cpu) {
+    guard_.emplace(device_.index);
+    allocator(device_).name_recent(op_);  // the outputs
+    runtime::push_range(variant_.data());
+  }
+  thread.depth.fetch_add(1, std::memory_order_relaxed);  // last: what throws has no destructor
 }
 
 Launch::~Launch() {
+  BeforeKernels::Thread::current()->depth.fetch_sub(1, std::memory_order_relaxed);
   if (device_.type != DeviceType::cpu) {
     allocator(device_).name_recent(op_);  // what the variant needed beside them
     runtime::pop_range();

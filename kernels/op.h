@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -118,11 +119,30 @@ struct LaunchHook {
 };
 void set_launch_hook(LaunchHook* hook);
 
-/// The one place where a kernel runs: the hook's launch, and on a device, which is then the current
-/// one, a range in the profiler's
-/// timeline, names for the memory of the op's outputs, and a check that its launches were accepted.
-/// With WEFT_CUDA_SYNC=1 that waits for them too, so that a fault is reported by the op that caused
-/// it.
+/// Calls a function in the thread that made it, before each kernel that begins there; not before
+/// those that a kernel calls. For memory that comes and goes (core/tensor.h): it must not go while
+/// a kernel may hold its address.
+class BeforeKernels {
+ public:
+  explicit BeforeKernels(std::function<void()> function);
+
+  bool is_of_this_thread() const;
+  /// Whether a kernel runs in the thread that made it, asked from any.
+  bool in_kernel() const;
+  /// Whether one runs in this thread; not in those that share its work.
+  static bool in_kernel_here();
+
+  struct Thread;
+
+ private:
+  std::shared_ptr<Thread> thread_;
+  std::shared_ptr<const std::function<void()>> function_;
+};
+
+/// The one place where a kernel runs: what is to come before it, the hook's launch, and on a
+/// device, which is then the current one, a range in the profiler's timeline, names for the memory
+/// of the op's outputs, and a check that its launches were accepted. With WEFT_CUDA_SYNC=1 that
+/// waits for them too, so that a fault is reported by the op that caused it.
 class Launch {
  public:
   using Describe = std::function<std::string()>;  // the problem; called when needed

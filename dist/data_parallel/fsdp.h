@@ -88,7 +88,8 @@ struct FsdpOptions {
   /// is sent of them to be unsharded stays on the device from one step to the next.
   bool offload_optimizer = false;
   bool prefetches = true;
-  /// kFullShard: units that are whole at a time, besides the one that is fetched ahead.
+  /// kFullShard: units that are whole at a time, besides the one that is fetched ahead; more while
+  /// a kernel reads more of them.
   int resident_units = 2;
 };
 

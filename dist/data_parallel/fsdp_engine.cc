@@ -1,6 +1,7 @@
 #include "dist/data_parallel/fsdp_engine.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <unordered_set>
 #include <utility>
@@ -26,11 +27,39 @@ std::shared_ptr<Storage> Unsharding::memory_for(const Unit& unit) {
 
 void Unsharding::on_touch(Unit& unit) {
   std::lock_guard lock(touch_mutex_);
-  if (unit.is_resident) return;
+  if (kernels::BeforeKernels::in_kernel_here() && !before_kernels_.is_of_this_thread() &&
+      !before_kernels_.in_kernel()) {
+    before_kernels_ = watch_this_thread();
+  }
+  if (unit.is_resident) return put_back(unit);
   prepare_(unit);
   make_room();
   unshard(unit);
   prefetch_after(unit);
+}
+
+kernels::BeforeKernels Unsharding::watch_this_thread() const {
+  return kernels::BeforeKernels([alive = std::weak_ptr<Unsharding*>(alive_)] {
+    if (const auto unsharding = alive.lock()) (*unsharding)->set_aside();
+  });
+}
+
+void Unsharding::set_aside() {
+  if (options_.sharding != Sharding::kFullShard) return;
+  std::lock_guard lock(touch_mutex_);
+  for (Unit* const unit : residents_) {
+    if (unit->aside) continue;
+    unit->aside = std::make_unique<Storage>(unit->memory->bytes(), unit->device, [] {});
+    unit->aside->take(*unit->memory);
+  }
+}
+
+void Unsharding::put_back(Unit& unit) {
+  if (unit.aside) unit.memory->take(*std::exchange(unit.aside, nullptr));
+}
+
+bool Unsharding::is_read(const Unit& unit) const {
+  return unit.is_resident && !unit.aside && before_kernels_.in_kernel();
 }
 
 /// What this rank sends of a unit, on its device.
@@ -117,10 +146,13 @@ void Unsharding::unshard_all() {
 }
 
 /// Two units at a time, besides the one being fetched: reshards those that were unsharded first.
-/// The last one stays: an operation may be reading it together with the one to come.
+/// Outside of kernels the last one stays: it may be read together with the one to come.
 void Unsharding::make_room() {
   if (options_.sharding != Sharding::kFullShard) return;
-  while (std::ssize(residents_) >= options_.resident_units) reshard(*residents_.front());
+  for (Unit* const unit : std::vector(residents_)) {
+    if (std::ssize(residents_) < options_.resident_units) return;
+    reshard(*unit);
+  }
 }
 
 void Unsharding::keep_changes(Unit& unit) {
@@ -144,8 +176,10 @@ void Unsharding::keep_changes(Unit& unit) {
 }
 
 void Unsharding::reshard(Unit& unit) {
+  if (options_.sharding == Sharding::kFullShard && is_read(unit)) return;
   keep_changes(unit);
   if (!unit.is_resident || keeps_whole(options_.sharding)) return;
+  put_back(unit);
   unit.memory->free();
   unit.is_resident = false;
   std::erase(residents_, &unit);

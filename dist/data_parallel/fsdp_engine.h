@@ -13,6 +13,7 @@
 #include "dist/data_parallel/fsdp.h"
 #include "dist/data_parallel/fsdp_unit.h"
 #include "dist/data_parallel/pass_watch.h"
+#include "kernels/op.h"
 
 namespace weft::dist {
 namespace fsdp {
@@ -29,6 +30,10 @@ struct HeldBytes {
 /// unit is then unsharded from the ranks' parts, and the one that followed it in the last
 /// iteration is fetched ahead. Units that were unsharded first are resharded: their memory is given
 /// back.
+///
+/// A kernel may read several units, and must find each where it has found it first. So before every
+/// kernel the blocks of all units are set aside, and whichever it reads is touched: that one stays
+/// until the kernel is over, be there more of them for so long than options allow.
 class Unsharding {
  public:
   /// `units` and `options` belong to the caller and outlive it. Collectives run in `group`. Before
@@ -44,6 +49,7 @@ class Unsharding {
   void unshard(Unit& unit);
   /// All of them, up to date where they are: ZeRO-1's and -2's.
   void unshard_all();
+  /// Unless the kernel at hand reads it.
   void reshard(Unit& unit);
   /// What the program has changed in place of the whole becomes the parts'. Throws Error, once,
   /// where the whole is rounded, and where the parts have changed, too.
@@ -65,6 +71,12 @@ class Unsharding {
 
  private:
   void on_touch(Unit& unit);
+  /// Has set_aside() called before each kernel that this thread begins.
+  kernels::BeforeKernels watch_this_thread() const;
+  void set_aside();
+  void put_back(Unit& unit);
+  /// Whether the kernel at hand may hold the address of this one's memory.
+  bool is_read(const Unit& unit) const;
   Tensor own_part(Unit& unit) const;
   Work start(Unit& unit, const Tensor& out);
   void fetch(Unit& unit);
@@ -77,11 +89,13 @@ class Unsharding {
   const FsdpOptions& options_;
   const CommunicatorPtr group_;
   const std::function<void(Unit& unit)> prepare_;
-  std::mutex touch_mutex_;
+  // Recursive: what unshards a unit runs kernels, and keeps the changes of another.
+  std::recursive_mutex touch_mutex_;
   std::vector<Unit*> residents_;           // in order of unsharding
   std::vector<Unit*> order_, last_order_;  // of unsharding, in this iteration and the last
   // Cleared when this goes; memory that is touched later cannot be unsharded any more.
   std::shared_ptr<Unsharding*> alive_ = std::make_shared<Unsharding*>(this);
+  kernels::BeforeKernels before_kernels_ = watch_this_thread();  // which uses the model
 };
 
 /// How gradients leave: a unit's are summed over the ranks, each of which keeps the sum of its

@@ -7,6 +7,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/checkpoint.h"
+#include "autograd/fused.h"
 #include "core/allocator.h"
 #include "dist/comm/in_process.h"
 #include "dist/data_parallel/ddp.h"
@@ -626,6 +627,66 @@ TEST_CASE("trap: units of which ranks reach different parameters are summed each
                   },
                   {.host = {.timeout_seconds = 5}});
       }
+    }
+  }
+}
+
+namespace {
+
+/// Units whose parameters are read by one operation: the model's own with each block's, and three.
+struct Across : nn::Module {
+  struct Block : nn::Module {
+    Block(const Tensor& shared, double value)
+        : shared(shared), delta(parameter("delta", Tensor::full({64}, value))) {}
+    Tensor forward(const Tensor& x) override {
+      return x * (is_second ? shared + delta : delta + shared);
+    }
+    const Tensor shared;
+    Tensor delta;
+    bool is_second = false;  // delta, of the operands: the compiler chooses which is found first
+  };
+  explicit Across(bool is_second) : shared(parameter("shared", Tensor::full({64}, 0.5))) {
+    for (int i = 0; i < 4; ++i) {
+      blocks.push_back(&add<Block>("block" + std::to_string(i), shared, i));
+      blocks.back()->is_second = is_second;
+    }
+  }
+  Tensor forward(const Tensor& x) override {
+    Tensor y = x;
+    for (Block* const block : blocks) y = (*block)(y);
+    return ops::fused([](const Tensors& in) { return in[0] * in[1] + in[2] * in[3]; },
+                      {y, blocks[0]->delta, shared, blocks[1]->delta});
+  }
+  Tensor shared;
+  std::vector<Block*> blocks;
+};
+
+}  // namespace
+
+TEST_CASE("an operation that reads several units finds each of them until it is over") {
+  const auto step = [](nn::Module& model, optim::Optimizer& optimizer) {
+    optimizer.zero_grad();
+    backward(ops::sum(model(Tensor::full({64}, 1))));
+    optimizer.step();
+  };
+  for (bool is_second : {false, true}) {
+    Across one(is_second);
+    optim::SGD alone(one.named_parameters(), {.lr = 0x1p-9});
+    for (int i = 0; i < 2; ++i) step(one, alone);
+    for (bool prefetches : {false, true}) {
+      run_ranks(2, [&](Communicator& c) {
+        Across model(is_second);
+        FullySharded fsdp(model, {.shard = borrowed(c), .prefetches = prefetches},
+                          wrap_modules<Across::Block>());
+        optim::SGD optimizer(fsdp.named_parameters(), {.lr = 0x1p-9});
+        for (int i = 0; i < 2; ++i) {
+          step(model, optimizer);
+          fsdp.after_step();
+        }
+        const NamedTensors weights = fsdp.full_state_dict(true);
+        WEFT_CHECK(same_bits(weights, one.state_dict()), "the weights differ by {}",
+                   difference(weights, one.state_dict()));
+      });
     }
   }
 }

@@ -53,8 +53,10 @@ struct Unit {
   // Of memory and of kept, when the one was last the other's: see has_changes().
   uint64_t memory_version = 0, kept_version = 0;
 
-  // Of Unsharding: whether the whole is there, or on its way: [padded], or [wire.bytes()] u8.
+  // Of Unsharding: whether the whole is there, or on its way: [padded], or [wire.bytes()] u8. Its
+  // block is here instead of in `memory` where no kernel has asked for it yet.
   bool is_resident = false;
+  std::unique_ptr<Storage> aside;
   Tensor incoming;
   Work fetch;
   // What this rank sends of it, where it stays on the device, of kept's version.
