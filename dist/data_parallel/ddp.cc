@@ -168,6 +168,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       Tensor late;           // what came when the bucket had left, or without one
       bool is_late = false;  // on any rank, where they ask each other
       Tensor first;          // the tensor that came, to be handed out again
+      Tensor before;         // the gradient that there was, and is again if the pass fails
       bool any() const { return is_in_bucket || late.defined(); }
     };
     Arrived arrived = {};
@@ -224,6 +225,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
 
   void reset() {
     next_bucket_ = 0;
+    is_apart_ = false;
     for (Parameter& p : parameters_) p.arrived = {};
     arrivals_.clear();
     for (Bucket& bucket : buckets_) {
@@ -239,10 +241,34 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   /// Something of this backward concerns the reduction: it is to be finished when that is over.
   void begin() {
     if (!synchronizes() || watch_.is_under_way()) return;
-    watch_.begin([weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->finish();
-    });
+    watch_.begin(
+        [weak = weak_from_this()] {
+          if (const auto self = weak.lock()) self->finish();
+        },
+        [weak = weak_from_this()] {
+          if (const auto self = weak.lock()) self->restore();
+        });
     prepare();
+    set_apart();
+  }
+
+  /// Takes away what has added up, so that the pass does not change it.
+  void set_apart() {
+    const NoGrad guard;
+    for (Parameter& p : parameters_) {
+      Tensor& before = p.arrived.before = p.tensor.grad();
+      p.tensor.set_grad({});
+      const bool is_bucket =
+          before.defined() && p.bucket >= 0 && before.storage() == p.view.storage();
+      if (is_bucket) before = ops::clone(before);
+    }
+    is_apart_ = true;
+  }
+
+  /// The pass has failed: the gradients are those from before.
+  void restore() {
+    if (!std::exchange(is_apart_, false)) return;
+    for (Parameter& p : parameters_) p.tensor.set_grad(p.arrived.before);
   }
 
   /// Before a reduction.
@@ -284,11 +310,16 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].waits_for <= 0) launch();
   }
 
-  /// Moves the parameter's gradient into its bucket.
+  /// Moves the parameter's gradient, and first what there was before, into its bucket.
   void take_gradient(Parameter& p) {
     const NoGrad guard;
+    const Tensor before = p.arrived.any() ? Tensor() : p.arrived.before;
     const Tensor gradient = p.tensor.grad();
     p.tensor.set_grad({});
+    if (before.defined()) take(p, before);
+    if (gradient.defined()) take(p, gradient);
+  }
+  void take(Parameter& p, const Tensor& gradient) {
     Parameter::Arrived& arrived = p.arrived;
     if (p.bucket < 0 || buckets_[p.bucket].is_launched) {
       // The bucket left without it, or it has none: reduced apart, in the end.
@@ -327,7 +358,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   void finish(bool after_backward = true) {
     // What was gathered before and did not change in this backward counts too.
     for (Parameter& p : parameters_) {
-      if (!p.arrived.is_in_bucket && p.tensor.grad().defined()) take_gradient(p);
+      if (!p.arrived.is_in_bucket) take_gradient(p);
     }
     if (after_backward) check_unused();
     reduce_buckets();
@@ -471,6 +502,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
 
   // Of the backward at hand.
   PassWatch watch_;
+  bool is_apart_ = false;  // what the gradients were before
   size_t next_bucket_ = 0;
   std::vector<int> arrivals_;  // parameters, once for each contribution
 

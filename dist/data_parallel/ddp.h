@@ -10,10 +10,12 @@
 // in which the gradients arrived in the first. Buckets run in one order on every rank; their sizes
 // change no bit (reduce_tree.h). .grad() holds the reduced gradient once the outermost backward()
 // has returned. Parameters may be frozen and trained again, on all ranks alike: nothing waits for
-// those that are frozen. Li et al.: "PyTorch Distributed", VLDB 2020.
+// those that are frozen. A pass that fails on every rank and is caught leaves the gradients that
+// there were before it, summed or not. Li et al.: "PyTorch Distributed", VLDB 2020.
 //
 // Memory, in bytes, for P parameters of 4: gradients 4P, buckets 4P; with gradient_as_bucket_view
-// 4P together.
+// 4P together, and 4P more in a pass that adds to gradients in the buckets: it restores them if it
+// fails.
 #pragma once
 
 #include <functional>

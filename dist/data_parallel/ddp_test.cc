@@ -387,6 +387,40 @@ TEST_CASE("a pass that fails when buckets have left, or when it is over, leaves 
   }
 }
 
+TEST_CASE("a pass that fails leaves the gradients that there were") {
+  for (const bool is_view : {false, true}) {
+    run_ranks(2, [&](Communicator& c) {
+      const auto model = make_oracle_model(DType::f64);
+      DistributedDataParallel ddp(
+          *model, borrowed(c),
+          {.bucket_bytes = 1, .first_bucket_bytes = 1, .gradient_as_bucket_view = is_view});
+      const auto loss = [&](int number) {
+        const OracleShare share = share_of(oracle_batch(number, 8, DType::f64), 2, c.rank());
+        return ops::cross_entropy(ddp(share.batch.x), share.batch.labels);
+      };
+      const auto expect_same = [&](const NamedTensors& expected) {
+        WEFT_CHECK(same_bits(gradients_of(*model), expected), "the gradients differ by {}",
+                   difference(gradients_of(*model), expected));
+      };
+      backward(loss(0));
+      for (const bool is_local : {true, false}) {  // what is there: a sum of this rank, or of all
+        if (is_local) {
+          const std::shared_ptr<void> local = ddp.no_sync();
+          backward(loss(1));
+        }
+        const NamedTensors before = cloned(gradients_of(*model));
+        fail_at(model->fc1.weight);
+        expect_error([&] { backward(loss(2)); }, "no memory");
+        expect_same(before);
+        expect_error([&] { backward(ops::sum(ddp.forward([&] { return model->fc2.bias; }))); },
+                     "no gradient reached");
+        expect_same(before);
+        if (is_local) backward(loss(3));
+      }
+    });
+  }
+}
+
 TEST_CASE("ranks whose passes have failed at different places do not go on") {
   run_ranks(2,
             [](Communicator& c) {

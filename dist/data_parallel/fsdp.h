@@ -20,7 +20,8 @@
 // The optimizer works on the shards: shard() gives it, for each parameter, the flat slice of it
 // that this rank keeps, possibly empty, under the parameter's name. A slice's gradient is dropped
 // and added to by itself, as a parameter's on one device; where no rank has used the parameter it
-// is zero, unless that is frozen.
+// is zero, unless that is frozen. A pass that fails on every rank and is caught leaves all
+// gradients as they were before it, those at hand under no_sync too.
 //
 //   strategy      parameters                      gradients                      optimizer
 //   kFullShard    1/F, unsharded twice a step     1/F                            1/F  ZeRO-3

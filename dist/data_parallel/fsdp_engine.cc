@@ -239,39 +239,42 @@ void Unsharding::abandon_iteration() {
 }
 
 bool has_gradients(const Unit& unit) {
-  return unit.local.defined() || std::ranges::any_of(unit.parameters, [](const Parameter& p) {
+  const bool has_local = unit.local.defined() && !unit.is_local_sent;
+  return has_local || std::ranges::any_of(unit.parameters, [](const Parameter& p) {
            return p.whole.grad().defined();
          });
 }
 
-/// The unit's gradients, and what was collected of them under no_sync, as one flat tensor.
-Tensor Reduction::take_flat(Unit& unit) {
+/// The unit's gradients, and what was collected of them under no_sync, as one flat tensor: that of
+/// the latter, or one of its own.
+Tensor Reduction::take_flat(Unit& unit, bool is_collecting) {
   const NoGrad guard;
-  Tensor flat = unit.local;
-  if (!flat.defined()) {
+  const Tensor local = unit.is_local_sent ? Tensor() : unit.local;
+  Tensor flat = local;
+  if (!is_collecting || !local.defined()) {
     flat = buffer_for(*group_, unit.padded, unit.reduce_dtype, unit.device);
-    ops::zero_(flat);
+    local.defined() ? ops::copy_(flat, local) : ops::zero_(flat);
   }
   for (Parameter& p : unit.parameters) {
+    p.has_sent |= !is_collecting && local.defined() && p.has_local;
     const Tensor gradient = p.whole.grad();
     if (!gradient.defined()) continue;
     Tensor place = place_in_flat(p, flat);
-    if (unit.local.defined()) {
+    if (local.defined()) {
       ops::add_(place, ops::cast(gradient, unit.reduce_dtype));
     } else {
       ops::copy_(place, gradient);
     }
     p.whole.set_grad({});
-    p.has_local = true;
+    (is_collecting ? p.has_local : p.has_sent) = true;
   }
-  unit.local = {};
   return flat;
 }
 
 void Reduction::collect(Unit& unit) {
   // Kept in the dtype in which gradients travel: the sum of many must not be rounded to the
   // parameters' narrow one each time.
-  unit.local = take_flat(unit);
+  unit.local = take_flat(unit, true);
   assign_memory(unit.local, MemoryKind::kGradients);
 }
 
@@ -287,9 +290,8 @@ void Reduction::start(Unit& unit) {
   }
   const MemoryScope scope(MemoryKind::kBuckets);
   Unit::OnItsWay sum;
-  sum.whole = take_flat(unit);
-  for (Parameter& p : unit.parameters) p.has_sent |= std::exchange(p.has_local, false);
-  assign_memory(sum.whole, MemoryKind::kBuckets);  // it may have been collected under no_sync
+  sum.whole = take_flat(unit, false);
+  unit.is_local_sent = unit.local.defined();
   sum.part = buffer_for(*group_, unit.part, unit.reduce_dtype, unit.device);
   held.add(static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes()));
   sum.scatter = group_->reduce_scatter(sum.part, sum.whole);
@@ -310,13 +312,8 @@ void Reduction::complete(Unit& unit) {
       const double ranks = static_cast<double>(options_.shard->size()) * replicas;
       part = ops::div(part, ops::to(Tensor::full({1}, ranks, unit.dtype), unit.kept_device));
     }
-    if (!std::exchange(unit.has_new_gradient, true)) begin_sum(unit);
-    if (unit.kept_gradient.defined()) {
-      ops::add_(unit.kept_gradient, part);
-    } else {
-      unit.kept_gradient = part;
-      assign_memory(part, MemoryKind::kGradients);
-    }
+    assign_memory(part, MemoryKind::kGradients);
+    unit.arrived.push_back(part);
     held.add(-static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes()));
   }
   unit.sums.clear();
@@ -363,15 +360,28 @@ void Reduction::drop_all(std::vector<Unit>& units) {
       held.add(-static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes()));
     }
     unit.sums.clear();
-    unit.has_new_gradient = false;
+    unit.arrived.clear();
+    unit.is_local_sent = false;
     for (Parameter& p : unit.parameters) p.has_sent = false;
   }
   on_their_way_.clear();
 }
 
 void Reduction::hand_out(std::vector<Unit>& units) {
+  const NoGrad guard;
   for (Unit& unit : units) {
-    unit.has_new_gradient = false;
+    if (std::exchange(unit.is_local_sent, false)) {
+      unit.local = {};
+      for (Parameter& p : unit.parameters) p.has_local = false;
+    }
+    if (!unit.arrived.empty()) begin_sum(unit);
+    for (const Tensor& part : std::exchange(unit.arrived, {})) {
+      if (unit.kept_gradient.defined()) {
+        ops::add_(unit.kept_gradient, part);
+      } else {
+        unit.kept_gradient = part;
+      }
+    }
     if (!unit.kept_gradient.defined()) continue;
     for (Parameter& p : unit.parameters) {
       // One that was frozen may have been trained in its forward.

@@ -100,8 +100,9 @@ class Unsharding {
 
 /// How gradients leave: a unit's are summed over the ranks, each of which keeps the sum of its
 /// part; the optimizer finds it at the parameters' slices. Under no_sync they stay whole and add up
-/// until the next sum. A unit's gradients travel together, but each is dropped and added to for
-/// itself: optimizers may have some of a unit's parameters alone.
+/// until the next sum. All of that changes when a pass is over: one that fails leaves things as
+/// they were. A unit's gradients travel together, but each is dropped and added to for itself:
+/// optimizers may have some of a unit's parameters alone.
 class Reduction {
  public:
   /// `options` outlives it. Sums over the shard group run in `group`.
@@ -118,14 +119,14 @@ class Reduction {
   void drop_all(std::vector<Unit>& units);
   /// Collects the gradients at hand in unit.local.
   void collect(Unit& unit);
-  /// Gives the slices their gradients.
+  /// Adds what has arrived to the slices' gradients, at the end of a pass.
   void hand_out(std::vector<Unit>& units);
 
   Communicator& group() const { return *group_; }
   HeldBytes held;  // by gradients on their way
 
  private:
-  Tensor take_flat(Unit& unit);
+  Tensor take_flat(Unit& unit, bool is_collecting);
   void complete(Unit& unit);
   void begin_sum(Unit& unit);
 

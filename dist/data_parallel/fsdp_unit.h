@@ -64,13 +64,14 @@ struct Unit {
   uint64_t sent_version = 0;
 
   // Of Reduction.
-  Tensor kept_gradient;           // [part]; what counts of it is what the slices show as theirs
-  Tensor local;                   // [padded]: collected under no_sync, in reduce_dtype
-  int missing = 0;                // trained parameters without gradient so far
-  bool is_complete = false;       // this rank has had all of them, in this pass
-  bool is_deferred = false;       // summed when a pass is over
-  bool is_awaitable = false;      // its sum begins on all ranks, whatever this one does
-  bool has_new_gradient = false;  // kept_gradient belongs to this iteration
+  Tensor kept_gradient;        // [part]; what counts of it is what the slices show as theirs
+  Tensor local;                // [padded]: collected under no_sync, in reduce_dtype
+  int missing = 0;             // trained parameters without gradient so far
+  bool is_complete = false;    // this rank has had all of them, in this pass
+  bool is_deferred = false;    // summed when a pass is over
+  bool is_awaitable = false;   // its sum begins on all ranks, whatever this one does
+  bool is_local_sent = false;  // of `local`, which stays until the pass has succeeded
+  Tensors arrived;             // [part]: sums of this pass, which kept_gradient does not have yet
   struct OnItsWay {
     Tensor whole, part;
     Work scatter;

@@ -433,6 +433,32 @@ TEST_CASE("trap: a backward pass that fails on every rank and is caught leaves n
   }
 }
 
+TEST_CASE("trap: a backward pass that fails on every rank and is caught changes no gradient") {
+  std::vector<StrategyOptions> all = on_four_ranks();
+  std::erase_if(all, [](const StrategyOptions& options) {
+    return options.name.find("tp") != std::string::npos || options.name == "pipeline";
+  });
+  check_as_on_one_device(all, [&](OnRank& r) {
+    const auto fail = [&] {
+      const Tensor loss = r.loss(7);
+      if (r.strategy->data_size() == 1) return;  // which has added what was complete
+      fail_at(r.model->blocks[1]->fc1.weight);
+      expect_error([&] { backward(loss); }, "no memory");
+    };
+    for (int step = 0; step < 3; ++step) {
+      {
+        const std::shared_ptr<void> local = r.strategy->no_sync();
+        backward(r.loss(3 * step));
+      }
+      fail();  // on top of what has added up on each rank
+      fail();
+      backward(r.loss(3 * step + 1));
+      fail();  // on top of the sums of all
+      r.step();
+    }
+  });
+}
+
 TEST_CASE(
     "trap: a micro-batch that fails on every rank leaves nothing between a pipeline's stages") {
   const std::vector<StrategyOptions> all = {{.name = "pipeline"},
