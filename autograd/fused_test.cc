@@ -88,6 +88,8 @@ const std::vector<Named> kFunctions = {
     {"twice the same", [](const Tensors& t) { return t[0] * t[0]; }},
     {"four uses", [](const Tensors& t) { return t[0] * t[0] + exp(-t[0]) * tanh(t[0]); }},
     {"numbers", [](const Tensors& t) { return 1.0 / (2.0 + square(t[0])) - t[1] * 0.5; }},
+    {"numbers that 16 bits do not hold",
+     [](const Tensors& t) { return t[0] * 1e-8 + (0.1 - t[1]) / 1.7 * (3e5 / (t[2] + 70000.0)); }},
     {"activations",
      [](const Tensors& t) {
        return relu(t[0]) + gelu(t[1]) * silu(t[2]) + gelu(t[0], Gelu::kTanh) - elu(t[1], 0.7) +

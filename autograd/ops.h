@@ -59,6 +59,16 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 /// x with `value` where the bool mask, which broadcasts to x, is true.
 Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
 
+// A number beside a tensor leaves it its floating dtype, and is not rounded to 16 bits itself.
+// `result` is that dtype, to which the arithmetic rounds once; without it dtypes are promoted.
+Tensor add(const Tensor& a, const Tensor& b, double alpha, std::optional<DType> result);
+Tensor sub(const Tensor& a, const Tensor& b, std::optional<DType> result);
+Tensor mul(const Tensor& a, const Tensor& b, std::optional<DType> result);
+Tensor div(const Tensor& a, const Tensor& b, std::optional<DType> result);
+Tensor remainder(const Tensor& a, const Tensor& b, std::optional<DType> result);
+Tensor pow(const Tensor& a, const Tensor& b, std::optional<DType> result);
+Tensor floor_divide(const Tensor& a, const Tensor& b, std::optional<DType> result);
+
 Tensor neg(const Tensor& x);
 Tensor abs(const Tensor& x);
 Tensor exp(const Tensor& x);

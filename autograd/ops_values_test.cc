@@ -176,6 +176,38 @@ TEST_CASE("dtypes of results") {
   CHECK(isinf(whole).to_vector() == std::vector<double>(7, 0));
 }
 
+TEST_CASE("numbers beside 16 bits enter the arithmetic as they are") {
+  using Beside = Tensor (*)(const Tensor&);
+  const Beside functions[] = {
+      [](const Tensor& x) { return x * 1e-8; },    [](const Tensor& x) { return 0.1 + x; },
+      [](const Tensor& x) { return x - 1.7; },     [](const Tensor& x) { return 1e5 - x; },
+      [](const Tensor& x) { return x / 70000.0; }, [](const Tensor& x) { return 1e5 / x; }};
+  for (DType dtype : {DType::f16, DType::bf16}) {
+    for (const Shape& shape : {Shape{5}, Shape{}}) {
+      for (const Beside f : functions) {
+        Tensor x = cast(full(shape, 1234, dtype), dtype), wide = cast(x, DType::f32);
+        x.set_requires_grad(true), wide.set_requires_grad(true);
+        const Tensor y = f(x), expected = f(wide);
+        CHECK(y.dtype() == dtype);
+        CHECK(y.to_vector() == cast(expected, dtype).to_vector());
+        const Tensor dy = full(shape, 3000, dtype);
+        backward(y, dy), backward(expected, dy);
+        CHECK(x.grad().dtype() == dtype);
+        CHECK(x.grad().to_vector()[0] ==
+              Approx(wide.grad().to_vector()[0]).epsilon(4 * unit_roundoff(dtype)).margin(1e-7));
+      }
+    }
+  }
+  // 0.1 is 0.0999756 in f16.
+  const Tensor x = Tensor::full({3}, 1000, DType::f16), tenth = Tensor::full({}, 0.1);
+  CHECK(ops::pow(x, tenth, DType::f16).to_vector()[0] == Approx(1.9952623).epsilon(5e-4));
+  CHECK(ops::remainder(x, tenth, DType::f16).to_vector()[0] < 0.1);
+  CHECK(ops::floor_divide(x, tenth, DType::f16).to_vector()[0] == 10000);
+  Tensor y = clone(x);
+  CHECK(mul_(y, Tensor::full({}, 1e-8)).to_vector()[0] == Approx(1e-5).epsilon(2e-2));
+  CHECK(eq(cast(tenth, DType::f16), Tensor::full({}, 0.1, DType::f16)).item() == 1);
+}
+
 TEST_CASE("narrow norms are summed in f32") {
   // 300^2 is more than f16 holds.
   CHECK(norm(Tensor::full({4}, 300, DType::f16)).item() == 600);

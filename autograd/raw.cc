@@ -19,6 +19,13 @@ Tensor contiguous(const Tensor& x, DType dtype) {
   return y;
 }
 
+DType number_dtype(DType beside, double value) {
+  const bool holds_it = visit_dtype(beside, [&]<class T>(TypeTag<T>) {
+    return itemsize(beside) >= 4 || to_double(from_double<T>(value)) == value;
+  });
+  return holds_it ? beside : DType::f32;
+}
+
 Tensor matmul(const Tensor& a, const Tensor& b, DType dtype, double scale) {
   Tensor c = Tensor::empty(with_last(a.shape(), b.size(-1)), dtype, a.device());
   kernels::gemm({.a = a, .b = b, .c = c, .scale = scale});

@@ -15,6 +15,9 @@ inline Tensor contiguous(const Tensor& x) { return contiguous(x, x.dtype()); }
 inline Tensor empty_like(const Tensor& x) {
   return Tensor::empty(x.shape(), x.dtype(), x.device());
 }
+/// In what dtype a number stands beside a floating one in arithmetic: in that one where it holds
+/// the number, else in the dtype of the arithmetic, f32 (x.half() * 1e-8 is not x * 0).
+DType number_dtype(DType beside, double value);
 /// y = a b, batched; dtype of y as given. `scale` is for fp8 (kernels/gemm/gemm.h).
 Tensor matmul(const Tensor& a, const Tensor& b, DType dtype, double scale = 1);
 /// The shape with another last size.

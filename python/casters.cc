@@ -4,6 +4,7 @@
 #include <array>
 #include <iterator>
 
+#include "autograd/raw.h"
 #include "python/bindings.h"
 
 namespace weft::python {
@@ -147,6 +148,15 @@ bool read_number(nb::handle source, Operand& operand) noexcept {
   return true;
 }
 
+namespace {
+
+Tensor number_on(Device device, double value, DType dtype) {
+  if (device.type == DeviceType::cpu && device.index == 0) return Tensor::full({}, value, dtype);
+  return ops::full({}, value, dtype, device);
+}
+
+}  // namespace
+
 Tensor Operand::beside(const Tensor& x) const {
   if (kind == Kind::kTensor) return tensor;
   DType dtype = x.dtype();
@@ -159,9 +169,16 @@ Tensor Operand::beside(const Tensor& x) const {
     });
     return ops::to(number, x.device());
   }
-  if (x.device().type == DeviceType::cpu && x.device().index == 0)
-    return Tensor::full({}, as_double(), dtype);
-  return ops::full({}, as_double(), dtype, x.device());
+  return number_on(x.device(), as_double(), dtype);
+}
+
+Tensor Operand::term_beside(const Tensor& x) const {
+  if (!is_number_beside_floats(x)) return beside(x);
+  return number_on(x.device(), as_double(), raw::number_dtype(x.dtype(), as_double()));
+}
+
+std::optional<DType> Operand::result_dtype(const Tensor& x) const {
+  return is_number_beside_floats(x) ? std::optional(x.dtype()) : std::nullopt;
 }
 
 Tensor Operand::compared_with(const Tensor& x) const {

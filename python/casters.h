@@ -54,8 +54,15 @@ struct Operand {
   /// The tensor; of a number a 0-dim tensor of the dtype it has beside x: an int takes x's (i64
   /// beside bool) and wraps around in it, a float x's where that is floating, else f32.
   Tensor beside(const Tensor& x) const;
-  /// The same for comparisons, which wrap nothing: beside integers an int is i64.
+  /// The same for arithmetic, which rounds no number to 16 bits and gives result_dtype(x).
+  Tensor term_beside(const Tensor& x) const;
+  /// Of a number beside a floating x its dtype; else what dtypes are promoted to.
+  std::optional<DType> result_dtype(const Tensor& x) const;
+  /// As beside(x) for comparisons, which wrap nothing: beside integers an int is i64.
   Tensor compared_with(const Tensor& x) const;
+  bool is_number_beside_floats(const Tensor& x) const {
+    return kind != Kind::kTensor && is_floating(x.dtype());
+  }
   double as_double() const { return kind == Kind::kFloat ? real : static_cast<double>(integer); }
 };
 

@@ -17,6 +17,7 @@ namespace {
 
 using Unary = Tensor (*)(const Tensor&);
 using Binary = Tensor (*)(const Tensor&, const Tensor&);
+using Arithmetic = Tensor (*)(const Tensor&, const Tensor&, std::optional<DType> result);
 
 /// The end of an op's form in place. Throws Error where integers would lose the result's fractions.
 void copy_over(Tensor& x, const Tensor& result) {
@@ -65,7 +66,7 @@ struct Table {
     t.def(
         name.c_str(),
         [f, name](nb::handle_t<Tensor> self, const Operand& operand) {
-          return changed(self, name, [&](Tensor& x) { f(x, operand.beside(x)); });
+          return changed(self, name, [&](Tensor& x) { f(x, operand); });
         },
         "other"_a, docs("ops::add_"), extra...);
   }
@@ -84,24 +85,36 @@ struct Table {
   static auto beside(Binary f) {
     return [f](const Tensor& x, const Operand& y) { return f(x, y.beside(x)); };
   }
-  /// __add__ and __radd__.
-  void operators(const std::string& symbol, Binary f) {
-    t.def(("__" + symbol + "__").c_str(), beside(f), Unlocked(), nb::is_operator());
-    t.def(("__r" + symbol + "__").c_str(),
-          [f](const Tensor& x, const Operand& y) { return f(y.beside(x), x); }, Unlocked(),
-          nb::is_operator());
+  static auto beside(Arithmetic f) {
+    return [f](const Tensor& x, const Operand& y) {
+      return f(x, y.term_beside(x), y.result_dtype(x));
+    };
   }
-  /// With its operators, and its form in place, by which __iadd__ goes.
-  void binary(const std::string& name, Binary f, const char* symbol = nullptr) {
+  template <class F>
+  void binary(const std::string& name, F f) {
     const char* const text = docs("ops::" + name);
     m.def(name.c_str(), beside(f), "input"_a, "other"_a, Unlocked(), text);
     t.def(name.c_str(), beside(f), "other"_a, Unlocked(), text);
-    if (symbol) operators(symbol, f);
   }
-  void binary_in_place(const std::string& name, const std::string& symbol,
-                       void (*f)(Tensor&, const Tensor&)) {
-    in_place_beside(name + "_", f);
-    in_place_beside("__i" + symbol + "__", f, nb::is_operator());
+  /// __add__ and __radd__.
+  void operators(const std::string& symbol, Arithmetic f) {
+    t.def(("__" + symbol + "__").c_str(), beside(f), Unlocked(), nb::is_operator());
+    t.def(("__r" + symbol + "__").c_str(),
+          [f](const Tensor& x, const Operand& y) {
+            return f(y.term_beside(x), x, y.result_dtype(x));
+          },
+          Unlocked(), nb::is_operator());
+  }
+  void arithmetic(const std::string& name, Arithmetic f, const std::string& symbol) {
+    binary(name, f);
+    operators(symbol, f);
+  }
+  /// Its form in place, by which __iadd__ goes.
+  void arithmetic_in_place(const std::string& name, const std::string& symbol,
+                           void (*f)(Tensor&, const Tensor&)) {
+    const auto change = [f](Tensor& x, const Operand& y) { f(x, y.term_beside(x)); };
+    in_place_beside(name + "_", change);
+    in_place_beside("__i" + symbol + "__", change, nb::is_operator());
   }
   void comparison(const std::string& name, Binary f) {
     const auto compare = [f](const Tensor& x, const Operand& y) {
@@ -147,44 +160,42 @@ Tensor filled(const Shape& shape, const Operand& value, DType dtype, Device devi
   return x;
 }
 
-/// Division of integers is in float32, as in PyTorch.
-Tensor true_divide(const Tensor& a, const Tensor& b) {
-  if (is_floating(a.dtype()) || is_floating(b.dtype())) return ops::div(a, b);
-  return ops::div(ops::cast(a, DType::f32), ops::cast(b, DType::f32));
-}
-
 void bind_elementwise(Table& table) {
   table.op(
       "add",
       [](const Tensor& x, const Operand& y, double alpha) {
-        return ops::add(x, y.beside(x), alpha);
+        return ops::add(x, y.term_beside(x), alpha, y.result_dtype(x));
       },
       "other"_a, nb::kw_only(), "alpha"_a = 1.0);
   table.op(
       "sub",
       [](const Tensor& x, const Operand& y, double alpha) {
-        return alpha == 1 ? ops::sub(x, y.beside(x)) : ops::add(x, y.beside(x), -alpha);
+        const Tensor term = y.term_beside(x);
+        return alpha == 1 ? ops::sub(x, term, y.result_dtype(x))
+                          : ops::add(x, term, -alpha, y.result_dtype(x));
       },
       "other"_a, nb::kw_only(), "alpha"_a = 1.0, "input - alpha other, as add.");
-  table.operators("add", [](const Tensor& a, const Tensor& b) { return ops::add(a, b); });
+  table.operators("add", [](const Tensor& a, const Tensor& b, std::optional<DType> result) {
+    return ops::add(a, b, 1, result);
+  });
   table.operators("sub", ops::sub);
-  table.binary("mul", ops::mul, "mul");
-  table.binary("div", true_divide, "truediv");
-  table.binary("pow", ops::pow, "pow");
-  table.binary("maximum", ops::maximum);
-  table.binary("minimum", ops::minimum);
-  table.binary("remainder", ops::remainder, "mod");
-  table.binary("floor_divide", ops::floor_divide, "floordiv");
-  table.binary("atan2", ops::atan2);
-  table.binary("logical_and", ops::logical_and);
-  table.binary("logical_or", ops::logical_or);
-  table.binary_in_place("add", "add", [](Tensor& x, const Tensor& y) { ops::add_(x, y); });
-  table.binary_in_place("sub", "sub", [](Tensor& x, const Tensor& y) { ops::add_(x, y, -1); });
-  table.binary_in_place("mul", "mul", [](Tensor& x, const Tensor& y) { ops::mul_(x, y); });
-  table.binary_in_place("div", "truediv",
-                        [](Tensor& x, const Tensor& y) { copy_over(x, true_divide(x, y)); });
-  table.binary_in_place("pow", "pow",
-                        [](Tensor& x, const Tensor& y) { copy_over(x, ops::pow(x, y)); });
+  table.arithmetic("mul", ops::mul, "mul");
+  table.arithmetic("div", ops::div, "truediv");
+  table.arithmetic("pow", ops::pow, "pow");
+  table.arithmetic("remainder", ops::remainder, "mod");
+  table.arithmetic("floor_divide", ops::floor_divide, "floordiv");
+  table.binary<Binary>("maximum", ops::maximum);
+  table.binary<Binary>("minimum", ops::minimum);
+  table.binary<Binary>("atan2", ops::atan2);
+  table.binary<Binary>("logical_and", ops::logical_and);
+  table.binary<Binary>("logical_or", ops::logical_or);
+  table.arithmetic_in_place("add", "add", [](Tensor& x, const Tensor& y) { ops::add_(x, y); });
+  table.arithmetic_in_place("sub", "sub", [](Tensor& x, const Tensor& y) { ops::add_(x, y, -1); });
+  table.arithmetic_in_place("mul", "mul", [](Tensor& x, const Tensor& y) { ops::mul_(x, y); });
+  table.arithmetic_in_place("div", "truediv",
+                            [](Tensor& x, const Tensor& y) { copy_over(x, ops::div(x, y)); });
+  table.arithmetic_in_place("pow", "pow",
+                            [](Tensor& x, const Tensor& y) { copy_over(x, ops::pow(x, y)); });
 
   table.comparison("eq", ops::eq);
   table.comparison("ne", ops::ne);
@@ -323,8 +334,9 @@ void bind_elementwise(Table& table) {
       "condition"_a, "other"_a, Unlocked(), docs("ops::where"));
 
   table.in_place("zero_", [](Tensor& x) { ops::zero_(x); });
-  table.in_place_beside("copy_",
-                        [](Tensor& x, const Tensor& y) { ops::copy_(x, ops::to(y, x.device())); });
+  table.in_place_beside("copy_", [](Tensor& x, const Operand& y) {
+    ops::copy_(x, ops::to(y.beside(x), x.device()));
+  });
   table.t.def(
       "fill_",
       [](nb::handle_t<Tensor> self, const Operand& value) {

@@ -50,16 +50,26 @@ Tensor compute_as(DType dtype, BinaryOp op, const Tensor& a, const Tensor& b, do
   return y;
 }
 
-Tensor compute(BinaryOp op, const Tensor& a, const Tensor& b, double alpha = 1) {
+Tensor compute(BinaryOp op, const Tensor& a, const Tensor& b, double alpha = 1,
+               std::optional<DType> result = {}) {
   WEFT_CHECK(a.defined() && b.defined(), "{}: undefined tensor", name(op));
   if (a.device() != b.device()) raw::check_operands(name(op), {a, b});
-  const DType dtype = is_test(op) ? DType::boolean : promote(a.dtype(), b.dtype());
-  return compute_as(dtype, op, a, b, alpha);
+  if (is_test(op)) return compute_as(DType::boolean, op, a, b, alpha);
+  return compute_as(result.value_or(promote(a.dtype(), b.dtype())), op, a, b, alpha);
 }
 
-/// A number as a 0-dim tensor beside x.
+/// A number as a 0-dim tensor beside x, as x's dtype holds it.
 Tensor scalar_like(const Tensor& x, double value) {
   return full({}, value, is_floating(x.dtype()) ? x.dtype() : DType::f32, x.device());
+}
+
+/// The same for arithmetic, whose result then has the dtype of_number(x).
+Tensor number_beside(const Tensor& x, double value) {
+  const DType dtype = is_floating(x.dtype()) ? raw::number_dtype(x.dtype(), value) : DType::f32;
+  return full({}, value, dtype, x.device());
+}
+std::optional<DType> of_number(const Tensor& x) {
+  return is_floating(x.dtype()) ? std::optional(x.dtype()) : std::nullopt;
 }
 
 /// An operand's shape and dtype: all that backward needs of it when its values do not matter.
@@ -244,20 +254,21 @@ void check_alpha(std::string_view op, const Tensor& a, const Tensor& b, double a
 
 /// Whether the result beside `other` may take the memory of `spent`: a temporary without history
 /// that nothing else refers to, of the result's shape and dtype.
-bool gives_memory(const Tensor& spent, const Tensor& other) {
+bool gives_memory(const Tensor& spent, const Tensor& other, std::optional<DType> result) {
   return spent.defined() && spent.is_unique() && spent.storage()->is_owner() && !spent.autograd() &&
          other.defined() && is_floating(spent.dtype()) && is_floating(other.dtype()) &&
          spent.is_contiguous() && spent.device() == other.device() &&
          (other.dim() == 0 || other.shape() == spent.shape()) &&
-         promote(spent.dtype(), other.dtype()) == spent.dtype();
+         result.value_or(promote(spent.dtype(), other.dtype())) == spent.dtype();
 }
 
 /// a op b. A C++ expression keeps its temporaries to its end; giving their memory on, a chain of
 /// operations stays in the caches that its longest part fits in.
-Tensor combine(BinaryOp op, Tensor (*recorded)(T, T), T a, T b) {
-  const bool in_a = gives_memory(a, b);
-  const bool takes_memory = (in_a || gives_memory(b, a)) && !deferral_in_force;
-  if (!takes_memory || is_recording({a, b})) return recorded(a, b);
+Tensor combine(BinaryOp op, Tensor (*recorded)(T, T, std::optional<DType>), T a, T b,
+               std::optional<DType> result = {}) {
+  const bool in_a = gives_memory(a, b, result);
+  const bool takes_memory = (in_a || gives_memory(b, a, result)) && !deferral_in_force;
+  if (!takes_memory || is_recording({a, b})) return recorded(a, b, result);
   const Tensor y = in_a ? a : b;
   kernels::binary(
       {.op = op, .a = view::expand(a, y.shape()), .b = view::expand(b, y.shape()), .y = y});
@@ -266,44 +277,53 @@ Tensor combine(BinaryOp op, Tensor (*recorded)(T, T), T a, T b) {
 
 }  // namespace
 
-Tensor add(const Tensor& a, const Tensor& b, double alpha) {
+Tensor add(T a, T b, double alpha) { return add(a, b, alpha, {}); }
+Tensor sub(T a, T b) { return sub(a, b, {}); }
+Tensor mul(T a, T b) { return mul(a, b, {}); }
+Tensor div(T a, T b) { return div(a, b, {}); }
+Tensor remainder(T a, T b) { return remainder(a, b, {}); }
+Tensor pow(T a, T b) { return pow(a, b, {}); }
+Tensor floor_divide(T a, T b) { return floor_divide(a, b, {}); }
+
+Tensor add(const Tensor& a, const Tensor& b, double alpha, std::optional<DType> result) {
   check_alpha("add", a, b, alpha);
-  Tensor y = alpha == 1 ? compute(B::kAdd, a, b) : compute(B::kAddScaled, a, b, alpha);
+  Tensor y = compute(alpha == 1 ? B::kAdd : B::kAddScaled, a, b, alpha, result);
   return record_two(
       "add", a, b, y, {}, [](const Backward& g) { return g.dy(); },
       [alpha](const Backward& g) { return alpha == 1 ? g.dy() : g.dy() * alpha; });
 }
 
-Tensor sub(const Tensor& a, const Tensor& b) {
+Tensor sub(const Tensor& a, const Tensor& b, std::optional<DType> result) {
   return record_two(
-      "sub", a, b, compute(B::kSub, a, b), {}, [](const Backward& g) { return g.dy(); },
+      "sub", a, b, compute(B::kSub, a, b, 1, result), {}, [](const Backward& g) { return g.dy(); },
       [](const Backward& g) { return neg(g.dy()); });
 }
 
-Tensor mul(const Tensor& a, const Tensor& b) {
+// Beside 16 bits a number may be in f32. Its product with dy has dy's dtype all the same.
+Tensor mul(const Tensor& a, const Tensor& b, std::optional<DType> result) {
   return record_two(
-      "mul", a, b, compute(B::kMul, a, b), {&a, &b},
-      [](const Backward& g) { return mul(g.dy(), g.saved(1)); },
-      [](const Backward& g) { return mul(g.dy(), g.saved(0)); });
+      "mul", a, b, compute(B::kMul, a, b, 1, result), {&a, &b},
+      [](const Backward& g) { return mul(g.dy(), g.saved(1), g.dy().dtype()); },
+      [](const Backward& g) { return mul(g.dy(), g.saved(0), g.dy().dtype()); });
 }
 
-Tensor div(const Tensor& first, const Tensor& second) {
+Tensor div(const Tensor& first, const Tensor& second, std::optional<DType> result) {
   // Integers divide to f32, as Python's / does.
   const bool integers = !is_floating(first.dtype()) && !is_floating(second.dtype());
   const Tensor a = integers ? cast(first, DType::f32) : first;
   const Tensor b = integers ? cast(second, DType::f32) : second;
-  return record("div", {a, b}, compute(B::kDiv, a, b), {a, b},
+  return record("div", {a, b}, compute(B::kDiv, a, b, 1, result), {a, b},
                 [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
                   const Tensor a = g.saved(0), b = g.saved(1);
-                  const Tensor da = div(g.dy(), b);
+                  const Tensor da = div(g.dy(), b, g.dy().dtype());
                   return {g.needs(0) ? ma.fit(da) : Tensor(),
                           g.needs(1) ? mb.fit(neg(mul(da, div(a, b)))) : Tensor()};
                 });
 }
 
-Tensor remainder(const Tensor& a, const Tensor& b) {
+Tensor remainder(const Tensor& a, const Tensor& b, std::optional<DType> result) {
   return record_two(
-      "remainder", a, b, compute(B::kRemainder, a, b), {&a, &b},
+      "remainder", a, b, compute(B::kRemainder, a, b, 1, result), {&a, &b},
       [](const Backward& g) { return g.dy(); },
       [](const Backward& g) { return neg(mul(g.dy(), floor_divide(g.saved(0), g.saved(1)))); });
 }
@@ -324,9 +344,10 @@ Tensor atan2(const Tensor& first, const Tensor& second) {
       [=](const Backward& g) { return neg(over_squares(g, 0)); });
 }
 
-Tensor pow(const Tensor& first, const Tensor& second) {
+Tensor pow(const Tensor& first, const Tensor& second, std::optional<DType> result) {
   const Tensor a = autocast_f32(first), b = autocast_f32(second);
-  const Tensor y = compute(B::kPow, a, b);
+  const bool as_it_comes = a.is_same(first) && b.is_same(second);
+  const Tensor y = compute(B::kPow, a, b, 1, as_it_comes ? result : std::nullopt);
   return record_two(
       "pow", a, b, y, {&a, &b, &y},
       [](const Backward& g) {  // b a^(b-1), which is 0 for b = 0 also at a = 0
@@ -459,7 +480,9 @@ Tensor gt(const Tensor& a, const Tensor& b) { return compute(B::kGt, a, b); }
 Tensor ge(const Tensor& a, const Tensor& b) { return compute(B::kGe, a, b); }
 Tensor logical_and(const Tensor& a, const Tensor& b) { return compute(B::kLogicalAnd, a, b); }
 Tensor logical_or(const Tensor& a, const Tensor& b) { return compute(B::kLogicalOr, a, b); }
-Tensor floor_divide(const Tensor& a, const Tensor& b) { return compute(B::kFloorDivide, a, b); }
+Tensor floor_divide(const Tensor& a, const Tensor& b, std::optional<DType> result) {
+  return compute(B::kFloorDivide, a, b, 1, result);
+}
 Tensor logical_not(const Tensor& x) { return compute(U::kLogicalNot, x); }
 Tensor is_nan(const Tensor& x) { return compute(U::kIsNan, x); }
 Tensor isinf(const Tensor& x) { return compute(U::kIsInf, x); }
@@ -487,10 +510,11 @@ Tensor& mul_(Tensor& target, const Tensor& factor) {
   const Tensor old = is_recording({factor}) ? clone(target) : Tensor();
   const Tensor x = is_same_place(b, target) ? clone(factor) : factor;
   kernels::binary({.op = B::kMul, .a = target, .b = b, .y = target});
-  record_in_place(
-      "mul_", {target, x}, target, {x, old}, [m = Meta(x)](const Backward& b) -> Tensors {
-        return {mul(b.dy(), b.saved(0)), b.needs(1) ? m.fit(mul(b.dy(), b.saved(1))) : Tensor()};
-      });
+  record_in_place("mul_", {target, x}, target, {x, old},
+                  [m = Meta(x)](const Backward& b) -> Tensors {
+                    return {mul(b.dy(), b.saved(0), b.dy().dtype()),
+                            b.needs(1) ? m.fit(mul(b.dy(), b.saved(1))) : Tensor()};
+                  });
   return target;
 }
 
@@ -514,42 +538,41 @@ Tensor& copy_(Tensor& target, const Tensor& x) {
 
 }  // namespace ops
 
-using ops::B, ops::combine, ops::scalar_like;
+using ops::B, ops::combine, ops::number_beside, ops::of_number;
 
-Tensor operator+(Tensor a, Tensor b) {
-  return combine(
-      B::kAdd, [](const Tensor& x, const Tensor& y) { return ops::add(x, y); }, a, b);
+namespace {
+
+Tensor sum_of(const Tensor& a, const Tensor& b, std::optional<DType> result) {
+  return ops::add(a, b, 1, result);
 }
+
+}  // namespace
+
+Tensor operator+(Tensor a, Tensor b) { return combine(B::kAdd, sum_of, a, b); }
 Tensor operator-(Tensor a, Tensor b) { return combine(B::kSub, ops::sub, a, b); }
 Tensor operator*(Tensor a, Tensor b) { return combine(B::kMul, ops::mul, a, b); }
 Tensor operator/(Tensor a, Tensor b) { return combine(B::kDiv, ops::div, a, b); }
 
-// The caller's parameters live to the end of its expression: what is moved on gives its memory.
 Tensor operator+(Tensor a, double b) {
-  const Tensor number = scalar_like(a, b);
-  return std::move(a) + number;
+  return combine(B::kAdd, sum_of, a, number_beside(a, b), of_number(a));
 }
-Tensor operator+(double a, Tensor b) { return std::move(b) + a; }
 Tensor operator-(Tensor a, double b) {
-  const Tensor number = scalar_like(a, b);
-  return std::move(a) - number;
+  return combine(B::kSub, ops::sub, a, number_beside(a, b), of_number(a));
 }
 Tensor operator-(double a, Tensor b) {
-  const Tensor number = scalar_like(b, a);
-  return number - std::move(b);
+  return combine(B::kSub, ops::sub, number_beside(b, a), b, of_number(b));
 }
 Tensor operator*(Tensor a, double b) {
-  const Tensor number = scalar_like(a, b);
-  return std::move(a) * number;
+  return combine(B::kMul, ops::mul, a, number_beside(a, b), of_number(a));
 }
-Tensor operator*(double a, Tensor b) { return std::move(b) * a; }
 Tensor operator/(Tensor a, double b) {
-  const Tensor number = scalar_like(a, b);
-  return std::move(a) / number;
+  return combine(B::kDiv, ops::div, a, number_beside(a, b), of_number(a));
 }
 Tensor operator/(double a, Tensor b) {
-  const Tensor number = scalar_like(b, a);
-  return number / std::move(b);
+  return combine(B::kDiv, ops::div, number_beside(b, a), b, of_number(b));
 }
+// The caller's parameters live to the end of its expression: what is moved on gives its memory.
+Tensor operator+(double a, Tensor b) { return std::move(b) + a; }
+Tensor operator*(double a, Tensor b) { return std::move(b) * a; }
 
 }  // namespace weft

@@ -173,6 +173,39 @@ class Operators(unittest.TestCase):
         self.assertRaises(TypeError, lambda: x + "a")
         self.assertRaises(TypeError, lambda: x + None)
 
+    def test_numbers_are_not_rounded_to_the_16_bits_beside_them(self):
+        for dtype in (weft.float16, weft.bfloat16):
+            for x in (weft.full((3,), 1000.0, dtype=dtype), weft.tensor(1000.0, dtype=dtype)):
+                wide = x.float()
+                for f in (
+                    lambda t: t * 1e-8,
+                    lambda t: 1e-8 * t,
+                    lambda t: t - 0.3,
+                    lambda t: 100000 - t,
+                    lambda t: t / 70000,
+                    lambda t: 1e-8 / t,
+                    lambda t: t**0.1,
+                    lambda t: 1.001**t,
+                    lambda t: t % 0.3,
+                    lambda t: t // 0.3,
+                    lambda t: t.add(1e-3, alpha=0.1),
+                    lambda t: t.sub(1e-3, alpha=0.1),
+                    lambda t: t.clone().mul_(1e-8),
+                    lambda t: t.clone().add_(0.3),
+                    lambda t: t.clone().sub_(0.3),
+                    lambda t: t.clone().div_(70000),
+                    lambda t: t.clone().pow_(0.1),
+                ):
+                    y = f(x)
+                    self.assertEqual(y.dtype, dtype)
+                    self.assertEqual(y.tolist(), f(wide).to(dtype).tolist())
+        p = weft.tensor([2.0], dtype=weft.float16, requires_grad=True)
+        (p * 1e-8).backward(weft.tensor([1000.0], dtype=weft.float16))
+        self.assertEqual(p.grad.tolist(), weft.tensor([1000e-8], dtype=weft.float16).tolist())
+        # A comparison has the number as the tensor's dtype holds it, and so has what is copied.
+        self.assertTrue((weft.tensor(0.1, dtype=weft.float16) == 0.1).item())
+        self.assertEqual(weft.where(p > 0, p, 0.1).dtype, weft.float16)
+
     def test_comparisons(self):
         x = weft.tensor([1.0, 2.0])
         self.assertEqual((x < 2).tolist(), [True, False])
