@@ -324,6 +324,37 @@ TEST_CASE("means, deviations and shares of f16 do not leave its range on the way
   CHECK(wide.grad().to_vector()[0] == Approx(0.7071).epsilon(1e-3));
 }
 
+TEST_CASE("a graph of f16's gradients does not leave its range on the way") {
+  const auto leaf = [](const std::vector<double>& values) {
+    Tensor x = cast(Tensor::from(values, {1, 4}), DType::f16);
+    return x.set_requires_grad(true);
+  };
+  const Tensor dy = cast(Tensor::from(std::vector<double>{1, -2, 0.5, 3}, {1, 4}), DType::f16);
+  const std::function<Tensor(const Tensor&)> functions[] = {
+      [](const Tensor& x) { return gelu(x); },
+      [](const Tensor& x) { return gelu(x, Gelu::kTanh); },
+      [](const Tensor& x) { return silu(x); },
+      [w = dy](const Tensor& x) { return layer_norm(x, w, {}); },
+  };
+  for (const auto& f : functions) {
+    const Tensor x = leaf({300, -300, 1, 700});  // 300^2 is more than f16 holds
+    const Tensor plain = grad({f(x)}, {x}, {dy})[0];
+    const Tensor graph = grad({f(x)}, {x}, {dy}, {.create_graph = true})[0];
+    CHECK(graph.dtype() == DType::f16);
+    for (int i = 0; i < 4; ++i) {
+      CHECK(graph.to_vector()[i] == Approx(plain.to_vector()[i]).epsilon(4e-3).margin(1e-5));
+    }
+  }
+  // Of those without a kernel the only gradient is that of the formula.
+  const Tensor x = leaf({300, -300, 1, 700});
+  for (auto* f :
+       {+[](const Tensor& t) { return atan(t); },
+        +[](const Tensor& t) { return ops::atan2(t, Tensor::full({}, 1, DType::f16)); }}) {
+    CHECK(grad({f(x)}, {x}, {full_like(x, 1)})[0].to_vector()[0] ==
+          Approx(1 / 90001.0).epsilon(5e-3));
+  }
+}
+
 TEST_CASE("bad input is named") {
   const Tensor x = Tensor::zeros({2, 3}), image = Tensor::zeros({1, 2, 4, 4});
   const Tensor i = Tensor::zeros({2}, DType::i64), mask = gt(x, x);

@@ -15,6 +15,10 @@ inline Tensor contiguous(const Tensor& x) { return contiguous(x, x.dtype()); }
 inline Tensor empty_like(const Tensor& x) {
   return Tensor::empty(x.shape(), x.dtype(), x.device());
 }
+/// x in f32 where it is narrower, in recorded ops: what a formula squares may leave f16's range.
+inline Tensor widened(const Tensor& x) {
+  return x.defined() && itemsize(x.dtype()) < 4 ? ops::cast(x, DType::f32) : x;
+}
 /// In what dtype a number stands beside a floating one in arithmetic: in that one where it holds
 /// the number, else in the dtype of the arithmetic, f32 (x.half() * 1e-8 is not x * 0).
 DType number_dtype(DType beside, double value);

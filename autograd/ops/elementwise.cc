@@ -182,7 +182,8 @@ Tensor differentiable(UnaryOp op, const Tensor& input, std::string_view recorded
     const Tensor kept = b.saved(0);
     // Inside an Autocast a derivative made of exp or reciprocal comes out in f32.
     if (d.kernel && !b.create_graph()) return {compute_as(kept.dtype(), *d.kernel, kept, b.dy())};
-    return {in_one_pass(kept, [&] { return cast(d.dx(b.dy(), kept), kept.dtype()); })};
+    return {in_one_pass(
+        kept, [&] { return cast(d.dx(raw::widened(b.dy()), raw::widened(kept)), kept.dtype()); })};
   });
 }
 
@@ -334,8 +335,8 @@ Tensor atan2(const Tensor& first, const Tensor& second) {
   const Tensor b = integers ? cast(second, DType::f32) : second;
   const auto over_squares = [](const Backward& g, int factor) {
     return in_one_pass(g.dy(), [&] {
-      const Tensor slope = div(g.dy(), add(square(g.saved(0)), square(g.saved(1))));
-      return mul(slope, g.saved(factor));
+      const Tensor a = raw::widened(g.saved(0)), b = raw::widened(g.saved(1));
+      return mul(div(g.dy(), add(square(a), square(b))), factor == 0 ? a : b);
     });
   };
   return record_two(

@@ -25,9 +25,10 @@ void normalize(const kernels::LayerNormProblem& problem) {
   if (problem.x.size(-1) > 0) kernels::layer_norm(problem);
 }
 
-/// The gradient of s in terms of recorded ops: for gradients of gradients.
-Tensors composed_backward(const Tensor& dy, const Tensor& ds, const Tensor& s, const Tensor& weight,
-                          double eps, bool affine_bias) {
+/// The gradient of s in terms of recorded ops, in f32 or wider: for gradients of gradients.
+Tensors composed_backward(const Tensor& narrow_dy, const Tensor& ds, const Tensor& narrow_s,
+                          const Tensor& weight, double eps, bool affine_bias) {
+  const Tensor dy = raw::widened(narrow_dy), s = raw::widened(narrow_s);
   const Tensor mu = mean(s, {-1}, true);
   const Tensor centred = sub(s, mu);
   const Tensor rstd = rsqrt(mean(square(centred), {-1}, true) + eps);
@@ -174,7 +175,7 @@ std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual
 Tensor rms_norm(const Tensor& input, const Tensor& weight, std::optional<double> eps) {
   check("rms_norm", input, weight, {});
   const Tensor x = autocast_f32(input);
-  const Tensor wide = itemsize(x.dtype()) < 4 ? cast(x, DType::f32) : x;
+  const Tensor wide = raw::widened(x);
   const double least = eps.value_or(2 * unit_roundoff(x.dtype()));
   const Tensor y = cast(mul(wide, rsqrt(mean(square(wide), {-1}, true) + least)), x.dtype());
   return weight.defined() ? mul(y, weight) : y;

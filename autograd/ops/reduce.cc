@@ -230,7 +230,7 @@ Tensor norm(const Tensor& input, double p, const Shape& dims, bool keepdim) {
   raw::check_floating("norm", input);
   const Tensor given = autocast_f32(input);
   const DType dtype = given.dtype();
-  const Tensor x = itemsize(dtype) < 4 ? cast(given, DType::f32) : given;
+  const Tensor x = raw::widened(given);
   if (p == 2) return cast(length(x, dims, keepdim), dtype);
   const Tensor size = abs(x);
   Tensor y;
