@@ -4,6 +4,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <tuple>
 
 #include "autograd/backward.h"
 #include "autograd/ops.h"
@@ -219,6 +220,16 @@ TEST_CASE("gradients where a root has none are 0") {
     Tensor x = Tensor::zeros({2, 3}, DType::f64).set_requires_grad(true);
     backward(sum(f(x)));
     CHECK(x.grad().to_vector() == std::vector<double>(6, 0));
+  }
+}
+
+TEST_CASE("norms whose slope at 0 is infinite have the gradient 0 there") {
+  for (const auto& [p, norm_of, slope] : {std::tuple{0.5, 4.0, 1.0}, {-1.0, 0.0, 0.0}}) {
+    Tensor x = Tensor::from(std::vector<double>{0, 4, 0}, {3}).set_requires_grad(true);
+    const Tensor y = norm(x, p);
+    CHECK(y.item() == norm_of);
+    backward(y);
+    CHECK(x.grad().to_vector() == std::vector<double>{0, slope, 0});
   }
 }
 

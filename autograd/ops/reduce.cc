@@ -241,7 +241,17 @@ Tensor norm(const Tensor& input, double p, const Shape& dims, bool keepdim) {
   } else if (std::isinf(p)) {
     y = p > 0 ? max(size, dims, keepdim) : min(size, dims, keepdim);
   } else {
-    y = root(sum(pow(size, full({}, p, x.dtype(), x.device())), dims, keepdim), p);
+    const Tensor exponent = full({}, p, x.dtype(), x.device());
+    Tensor powers;
+    if (p > 1) {
+      powers = pow(size, exponent);
+    } else {
+      // The slope at 0 is infinite. Its gradient is 0, as that of any norm there.
+      const Tensor is_zero = eq(size, full_like(exponent, 0));
+      powers =
+          masked_fill(pow(masked_fill(size, is_zero, 1), exponent), is_zero, p > 0 ? 0 : HUGE_VAL);
+    }
+    y = root(sum(powers, dims, keepdim), p);
   }
   return cast(y, dtype);
 }
