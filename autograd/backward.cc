@@ -71,11 +71,13 @@ void replace(Tensor& gradient, Tensor by, std::string_view whose) {
   gradient = std::move(by);
 }
 
+class Pass;
+
 /// The passes running on this thread, one inside the other where activations are recomputed, the
 /// nodes whose gradient functions they are in, and what is to follow the outermost.
 struct RunningPasses {
   int depth = 0;
-  bool captures = false;  // the innermost
+  Pass* innermost = nullptr;
   std::vector<const Node*> nodes;
   std::vector<std::function<void()>> afterwards;
 };
@@ -120,9 +122,13 @@ class Pass {
     std::ranges::sort(order_, std::greater{}, [](const NodeState* s) { return s->node->sequence; });
   }
 
-  /// Only nodes that lead to these tensors run; their gradients are kept, not accumulated.
-  void capture(const Tensors& inputs) {
+  /// Only nodes that lead to these tensors run; their gradients are kept, not accumulated. So are
+  /// those of leaves that the pass around this one captures.
+  void capture(const Tensors& inputs, const Pass* around = nullptr) {
     captures_leaves_ = true;
+    if (around) {
+      for (const auto& [leaf, gradient] : around->captured_leaves_) captured_leaves_[leaf];
+    }
     for (const Tensor& input : inputs) {
       WEFT_CHECK(input.requires_grad(), "grad: input {} does not require a gradient", input);
       captured(input);
@@ -142,6 +148,11 @@ class Pass {
   }
 
   bool captures() const { return captures_leaves_; }
+
+  /// Adds what a pass inside of this one has captured for it.
+  void take_leaves(const Pass& inner) {
+    for (auto& [leaf, sum] : captured_leaves_) keep(sum, inner.captured_leaves_.at(leaf));
+  }
 
   /// What is captured of an input, undefined as long as nothing has arrived.
   Tensor& captured(const Tensor& input) {
@@ -168,9 +179,14 @@ class Pass {
   }
 
   bool leads_to_capture(const Edge& edge) const {
+    if (edge.leaf.get() == unknown_leaves().autograd()) return !captured_leaves_.empty();
     if (edge.leaf) return captured_leaves_.contains(edge.leaf.get());
     return edge.node && (captured_outputs_.contains({edge.node.get(), edge.index}) ||
                          states_.at(edge.node.get()).needed);
+  }
+
+  static void keep(Tensor& sum, const Tensor& gradient) {
+    if (gradient.defined()) sum = sum.defined() ? ops::add(sum, gradient) : gradient;
   }
 
   bool is_wanted(const Edge& edge) const {
@@ -214,7 +230,7 @@ class Pass {
     for (const auto& hook : std::vector(meta.hooks)) replace(gradient, hook(gradient), "a leaf");
     if (captures_leaves_) {
       if (auto entry = captured_leaves_.find(&meta); entry != captured_leaves_.end()) {
-        entry->second = gradient;
+        keep(entry->second, gradient);
       }
       return;
     }
@@ -312,7 +328,7 @@ void run_pass(Pass& pass) {
   require_stack_room("backward");
   ++running.depth;
   try {
-    const ScopedValue captures(running.captures, pass.captures());
+    const ScopedValue innermost(running.innermost, &pass);
     pass.run();
   } catch (...) {
     if (--running.depth == 0) running.afterwards.clear();
@@ -331,7 +347,7 @@ void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions&
 }
 
 bool in_backward() { return running.depth > 0; }
-bool in_grad() { return running.captures; }
+bool in_grad() { return running.innermost && running.innermost->captures(); }
 
 void after_backward(std::function<void()> function) {
   WEFT_CHECK(running.depth > 0, "after_backward: no backward is running on this thread");
@@ -352,6 +368,34 @@ Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradi
                i, inputs[i]);
   }
   return results;
+}
+
+Tensors gradients_within_pass(const Tensor& root, const Tensor& gradient, const Tensors& inputs) {
+  WEFT_CHECK(running.innermost, "gradients_within_pass: no backward is running on this thread");
+  Pass& around = *running.innermost;
+  Pass pass({root}, {gradient}, {});
+  if (around.captures()) {
+    Tensors wanted;
+    std::ranges::copy_if(inputs, std::back_inserter(wanted),
+                         [](const Tensor& x) { return x.defined() && x.requires_grad(); });
+    pass.capture(wanted, &around);
+  }
+  run_pass(pass);
+  if (around.captures()) around.take_leaves(pass);
+  Tensors results;
+  for (const Tensor& x : inputs) {
+    if (!x.defined() || !x.requires_grad()) {
+      results.emplace_back();
+    } else {
+      results.push_back(around.captures() ? pass.captured(x) : x.grad());
+    }
+  }
+  return results;
+}
+
+const Tensor& unknown_leaves() {
+  static const Tensor instance = Tensor::zeros({}).set_requires_grad(true);
+  return instance;
 }
 
 void register_hook(const Tensor& tensor, std::function<Tensor(const Tensor&)> hook) {

@@ -22,6 +22,13 @@ void backward(const Tensor& root, const Tensor& gradient = {}, const BackwardOpt
 Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradients = {},
              const BackwardOptions& options = {});
 
+/// For a gradient function that runs a tape of its own: the gradients of `inputs`, leaves of that
+/// tape; undefined for those without one. Its other leaves are part of the pass at hand: backward()
+/// adds to their .grad, grad() to what was asked for.
+Tensors gradients_within_pass(const Tensor& root, const Tensor& gradient, const Tensors& inputs);
+/// Stands among the inputs of such a node for leaves that are not known before.
+const Tensor& unknown_leaves();
+
 /// Calls hook(gradient) when backward has the gradient of this tensor; a defined result replaces
 /// it.
 void register_hook(const Tensor& tensor, std::function<Tensor(const Tensor&)> hook);

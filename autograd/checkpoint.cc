@@ -17,9 +17,8 @@ Tensor checkpoint(const std::function<Tensor(const Tensors&)>& function, const T
     output = output.alias();
   }
   // Parameters used inside are not inputs of the node; a node is recorded when there may be any.
-  static const Tensor marker = Tensor::zeros({}).set_requires_grad(true);
   Tensors all = inputs;
-  all.push_back(marker);
+  all.push_back(unknown_leaves());
   // Of an input that is handed through, or of another's tensor, a change in place would go unseen.
   if (output.storage().use_count() > 1) mark_shared(output);
   return record("checkpoint", all, output, inputs,
@@ -32,14 +31,13 @@ Tensor checkpoint(const std::function<Tensor(const Tensors&)>& function, const T
                     leaves[i] = leaves[i].alias();
                     if (b.needs(static_cast<int>(i))) leaves[i].set_requires_grad(true);
                   }
+                  Tensors gradients(count);
                   replay([&] {
                     const GradMode recording(true);
                     const Tensor again = function(leaves);
-                    if (again.requires_grad()) backward(again, b.dy());
+                    if (again.requires_grad())
+                      gradients = gradients_within_pass(again, b.dy(), leaves);
                   });
-                  Tensors gradients;
-                  for (const Tensor& leaf : leaves)
-                    gradients.push_back(leaf.defined() ? leaf.grad() : Tensor());
                   gradients.emplace_back();
                   return gradients;
                 });

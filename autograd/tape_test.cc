@@ -339,6 +339,21 @@ TEST_CASE("checkpointing reaches parameters that are not among its inputs") {
   CHECK(w.grad().item() == 3);
 }
 
+TEST_CASE("grad() through a checkpoint gives what is asked for and changes no .grad") {
+  Tensor x = leaf({3}), w = leaf({2}), v = leaf({5});
+  const auto product = [&](const Tensors& in) { return in[0] * w * v; };
+  const auto nested = [&](const Tensors& in) { return checkpoint(product, in) * w; };
+  for (const bool is_nested : {false, true}) {
+    const auto y = [&] { return is_nested ? checkpoint(nested, {x}) : nested({x}); };  // x w^2 v
+    const Tensors both = grad({y()}, {x, w});
+    CHECK(both[0].item() == 20);
+    CHECK(both[1].item() == 60);
+    CHECK(grad({y()}, {v})[0].item() == 12);
+    CHECK(grad({y() * v}, {w})[0].item() == 300);
+    for (const Tensor& parameter : {x, w, v}) CHECK_FALSE(parameter.grad().defined());
+  }
+}
+
 TEST_CASE("a tape of a million ops runs backward and is freed without recursion") {
   Tensor x = leaf({1});
   Tensor y = x;
