@@ -1,6 +1,7 @@
 #include "autograd/fused.h"
 
-#include <set>
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include "autograd/backward.h"
@@ -32,28 +33,6 @@ Tensors recorded_gradients(const Function& function, const Backward& b, size_t c
   return gradients;
 }
 
-/// Throws Error where y comes from a leaf that is none of the inputs: its gradient would be lost.
-void check_leaves(const Tensor& y, const Tensors& inputs) {
-  std::set<const void*> known;
-  for (const Tensor& x : inputs) {
-    if (x.defined() && x.requires_grad()) known.insert(edge_of(x).leaf.get());
-  }
-  std::vector<Node*> stack = {edge_of(y).node.get()};
-  std::set<const Node*> seen;
-  while (!stack.empty()) {
-    Node* const node = stack.back();
-    stack.pop_back();
-    if (!node || !seen.insert(node).second) continue;
-    for (const Input& input : node->inputs) {
-      WEFT_CHECK(!input.leaf || known.contains(input.leaf.get()),
-                 "fused: {} uses a tensor of shape {} that requires a gradient and is none of the "
-                 "inputs",
-                 node->name, input.shape);
-      stack.push_back(input.node.get());
-    }
-  }
-}
-
 /// The same in one pass.
 Tensors deferred_gradients(const Function& function, const Backward& b, size_t count) {
   const std::shared_ptr<Deferral> deferral = Deferral::make(false);
@@ -70,7 +49,6 @@ Tensors deferred_gradients(const Function& function, const Backward& b, size_t c
     }
     const Tensor y = function(leaves);
     if (y.requires_grad()) {
-      check_leaves(y, leaves);
       Tensors wanted;
       for (const Tensor& leaf : leaves) {
         if (leaf.defined() && leaf.requires_grad()) wanted.push_back(leaf);
@@ -86,6 +64,23 @@ Tensors deferred_gradients(const Function& function, const Backward& b, size_t c
   return gradients;
 }
 
+/// Throws Error naming an op that used a leaf which is none of the inputs: y has a history that
+/// begins there, and the leaf's gradient would be lost.
+[[noreturn]] void refuse_leaf(const Tensor& y) {
+  Edge edge = edge_of(y);
+  std::string user = "the result";
+  Shape shape = y.shape();
+  while (edge.node) {
+    user = edge.node->name;
+    const Input input = *std::ranges::find_if(edge.node->inputs, &Edge::is_needed);
+    shape = input.shape;
+    edge = input;
+  }
+  WEFT_FAIL(
+      "fused: {} uses a tensor of shape {} that requires a gradient and is none of the inputs",
+      user, shape);
+}
+
 }  // namespace
 
 Tensor fused(const Function& function, const Tensors& inputs) {
@@ -95,12 +90,14 @@ Tensor fused(const Function& function, const Tensors& inputs) {
   {
     const std::shared_ptr<Deferral> deferral = Deferral::make(grad_enabled());
     const ScopedValue scope(deferral_in_force, deferral.get());
-    const NoGrad guard;
+    // Recording goes on, but of the inputs there is nothing to record.
     Tensors operands;
     for (const Tensor& x : inputs) operands.push_back(x.defined() ? x.alias() : x);
     results.push_back(function(operands));
     WEFT_CHECK(results[0].defined(), "fused: the function returned an undefined tensor");
+    if (grad_enabled() && results[0].requires_grad()) refuse_leaf(results[0]);
     deferral->finish(results);
+    results[0] = results[0].alias();  // of a view it makes a result of its own
   }
   if (results[0].storage().use_count() > 1) mark_shared(results[0]);
   return record("fused", inputs, results[0], inputs,

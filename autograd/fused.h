@@ -20,7 +20,7 @@ namespace weft::ops {
 /// with its own ops. The function may be run at any time until then and has to do the same each
 /// time.
 ///
-/// Throws Error when an elementwise op meets a tensor that requires a gradient and is not among the
+/// Throws Error where the function uses a tensor that requires a gradient and is not among the
 /// inputs.
 Tensor fused(const std::function<Tensor(const Tensors&)>& function, const Tensors& inputs);
 
