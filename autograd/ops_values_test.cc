@@ -369,6 +369,7 @@ TEST_CASE("a graph of f16's gradients does not leave its range on the way") {
 TEST_CASE("bad input is named") {
   const Tensor x = Tensor::zeros({2, 3}), image = Tensor::zeros({1, 2, 4, 4});
   const Tensor i = Tensor::zeros({2}, DType::i64), mask = gt(x, x);
+  const auto wide = [](const Shape& shape) { return Tensor::zeros(shape, DType::f64); };
   const std::vector<Refusal> refusals = {
       {[&] { remainder(i, i); }, "remainder: integer division of 0 by zero"},
       {[&] { floor_divide(i, i); }, "floor_divide: integer division of 0 by zero"},
@@ -431,6 +432,37 @@ TEST_CASE("bad input is named") {
        "index: the mask bool [2, 3] on cpu does not have the sizes of f32 [2, 4] on cpu"},
       {[&] { index_put(x, {i}, Tensor::zeros({4})); }, "index_put: "},
       {[&] { index_put(x, {i}, i); }, "index_put: f32 [2, 3] on cpu and i64 [2] on cpu differ in"},
+      {[&] {
+         linear(x, wide({2, 3}));
+       },
+       "linear: f64 is not mixed with narrower floats, expected all or none of them to be f64, got "
+       "f32 [2, 3] on cpu and f64 [2, 3] on cpu; cast() one of them"},
+      {[&] {
+         linear(x, Tensor::zeros({2, 3}), wide({2}));
+       },
+       "linear: f64 is not mixed"},
+      {[&] {
+         mlp(wide({2, 3}), x, {}, Tensor::zeros({3, 2}), {});
+       },
+       "mlp: f64 is not mixed"},
+      {[&] {
+         conv2d(wide({1, 2, 4, 4}), image);
+       },
+       "conv2d: f64 is not mixed"},
+      {[&] { layer_norm(x, wide({3}), {}); }, "layer_norm: f64 is not mixed"},
+      {[&] {
+         add_layer_norm(x, wide({2, 3}), {}, {});
+       },
+       "add_layer_norm: f64 is not mixed"},
+      {[&] {
+         cross_entropy(x, wide({2, 3}));
+       },
+       "cross_entropy: f64 is not mixed"},
+      {[&] {
+         attention(image, image, wide({1, 2, 4, 4}));
+       },
+       "attention: expected q, k and v of one dtype, got f32 [1, 2, 4, 4] on cpu, f32 [1, 2, 4, 4] "
+       "on cpu and f64 [1, 2, 4, 4] on cpu"},
       {[&] { rms_norm(x, Tensor::zeros({2})); }, "rms_norm: weight and bias must have shape [3]"},
       {[&] { group_norm(image, 3); },
        "group_norm: expected [N, C, ...] with channels for 3 groups, got f32 [1, 2, 4, 4] on cpu"},

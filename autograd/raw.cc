@@ -56,6 +56,18 @@ void check_operands(std::string_view op, std::initializer_list<Tensor> tensors, 
   }
 }
 
+void check_f64(std::string_view op, std::initializer_list<Tensor> tensors) {
+  const Tensor* first = nullptr;
+  for (const Tensor& tensor : tensors) {
+    if (!tensor.defined() || !is_floating(tensor.dtype())) continue;
+    if (!first) first = &tensor;
+    WEFT_CHECK((tensor.dtype() == DType::f64) == (first->dtype() == DType::f64),
+               "{}: f64 is not mixed with narrower floats, expected all or none of them to be f64, "
+               "got {} and {}; cast() one of them",
+               op, *first, tensor);
+  }
+}
+
 bool holds_nan(const Tensor& x) {
   if (!x.defined() || !is_floating(x.dtype())) return false;
   return std::ranges::any_of(x.to_vector(), [](double value) { return std::isnan(value); });

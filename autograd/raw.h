@@ -37,6 +37,8 @@ Tensor sum_rows(const Tensor& x, DType dtype);
 /// Throws Error naming the op unless all defined tensors lie on one device and the first `floating`
 /// are floating.
 void check_operands(std::string_view op, std::initializer_list<Tensor> tensors, int floating = 0);
+/// Throws Error naming the op where f64 stands beside narrower floats: kernels mix those alone.
+void check_f64(std::string_view op, std::initializer_list<Tensor> tensors);
 /// Whether x, which may be undefined, has a NaN among its elements.
 bool holds_nan(const Tensor& x);
 /// Throws Error naming the op unless x is floating.

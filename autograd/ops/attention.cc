@@ -148,6 +148,8 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
   const Tensor q = with_unit_stride(autocast_cast(query));
   const Tensor k = with_unit_stride(autocast_cast(key));
   const Tensor v = with_unit_stride(autocast_cast(value));
+  WEFT_CHECK(q.dtype() == k.dtype() && k.dtype() == v.dtype(),
+             "attention: expected q, k and v of one dtype, got {}, {} and {}", q, k, v);
   AttentionProblem p = make_problem("attention", q, k, v, options);
   if (options.mask.defined() && is_recording({options.mask})) {
     // The kernels have no gradient of the mask.

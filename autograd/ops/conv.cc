@@ -154,6 +154,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
     WEFT_CHECK(shape.back() > 0, "conv2d: weight {} is larger than the padded images {}", weight,
                input);
   }
+  raw::check_f64("conv2d", {input, weight, bias});
   const DType dtype = autocast_products(input, weight);
   const Tensor x = cast(input, dtype), w = autocast_weight(weight, dtype);
   Conv2dProblem p{.stride = options.stride,

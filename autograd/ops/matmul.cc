@@ -83,6 +83,7 @@ Tensor linear_with(std::string_view op, const Tensor& input, const Tensor& weigh
              weight, weight.dim() == 2 ? weight.size(1) : -1);
   WEFT_CHECK(!bias.defined() || bias.shape() == Shape{weight.size(0)},
              "{}: expected a bias of shape [{}], got {}", op, weight.size(0), bias);
+  raw::check_f64(op, {input, weight, bias});
   const DType dtype = autocast_products(input, weight);
   Fp8Scaling* const fp8 = dtype == DType::f64 ? nullptr : fp8_in_force();
   using Role = Fp8Scaling::Role;
@@ -211,6 +212,7 @@ Tensor mlp(const Tensor& input, const Tensor& weight_1, const Tensor& bias_1,
   if (!fits || fp8_in_force())
     return linear(linear_gelu(input, weight_1, bias_1), weight_2, bias_2);
   raw::check_operands("mlp", {input, weight_1, bias_1, weight_2, bias_2});
+  raw::check_f64("mlp", {input, weight_1, bias_1, weight_2, bias_2});
   const DType dtype = autocast_products(input, weight_1);
   const Tensor x = reshape(cast(input, dtype), raw::as_rows(input));
   const Tensor w1 = autocast_weight(weight_1, dtype), w2 = autocast_weight(weight_2, dtype);

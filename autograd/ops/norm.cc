@@ -141,6 +141,7 @@ void update_running(Tensor& running, const Tensor& batch, double momentum) {
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
   check("layer_norm", x, weight, bias);
+  raw::check_f64("layer_norm", {x, weight, bias});
   const Normalized n = compute(x, {}, weight, bias, eps);
   return record("layer_norm", {x, weight, bias}, n.y, {x, n.mean, n.rstd, weight},
                 [eps, has_bias = bias.defined()](const Backward& b) -> Tensors {
@@ -153,7 +154,8 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual,
                                          const Tensor& weight, const Tensor& bias, double eps) {
   check("add_layer_norm", x, weight, bias);
-  raw::check_operands("add_layer_norm", {x, residual});
+  raw::check_operands("add_layer_norm", {x, residual}, 2);
+  raw::check_f64("add_layer_norm", {x, residual, weight, bias});
   WEFT_CHECK(x.shape() == residual.shape(), "add_layer_norm: {} and {} differ in shape", x,
              residual);
   const Normalized n = compute(x, residual, weight, bias, eps);

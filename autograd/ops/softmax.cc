@@ -50,6 +50,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
              logits.shape(), labels);
   WEFT_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1,
              "cross_entropy: label_smoothing must lie in [0, 1], got {}", options.label_smoothing);
+  raw::check_f64("cross_entropy", {logits, labels});
   const Tensor targets = hard ? raw::contiguous(labels, DType::i64) : labels;
   // On a device labels are neither looked at nor waited for: the kernel gives NaN for one that is
   // not a class, and the number of counted rows stays there too.
