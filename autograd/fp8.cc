@@ -10,7 +10,7 @@
 namespace weft {
 namespace {
 
-thread_local Fp8Scaling* in_force = nullptr;
+thread_local std::optional<Fp8Scaling> in_force;
 
 constexpr const char* kRoles[] = {"input", "weight", "gradient"};
 
@@ -20,11 +20,12 @@ DType format_of(Fp8Scaling::Role role) {
 
 }  // namespace
 
-Fp8Scope::Fp8Scope(Fp8Scaling* scaling) : ScopedValue(in_force, scaling) {}
+Fp8Scope::Fp8Scope(std::optional<Fp8Scaling> scaling) : ScopedValue(in_force, std::move(scaling)) {}
 
-Fp8Scaling* fp8_in_force() { return in_force; }
+const std::optional<Fp8Scaling>& fp8_in_force() { return in_force; }
 
-Fp8Scaling::Fp8Scaling(const Fp8Options& options) : options_(options) {
+Fp8Scaling::Fp8Scaling(const Fp8Options& options)
+    : state_(std::make_shared<State>(State{.options = options})) {
   WEFT_CHECK(options.history > 0, "Fp8Scaling: history must be positive, got {}", options.history);
   WEFT_CHECK(options.margin >= 0 && options.margin <= 16,
              "Fp8Scaling: margin must lie in [0, 16], got {}", options.margin);
@@ -33,15 +34,15 @@ Fp8Scaling::Fp8Scaling(const Fp8Options& options) : options_(options) {
 double Fp8Scaling::scale_for(float amax, DType format, double previous) const {
   if (!(amax > 0) || !std::isfinite(amax)) return previous;
   const auto scale =
-      static_cast<float>(std::ldexp(kernels::fp8_max(format) / amax, -options_.margin));
+      static_cast<float>(std::ldexp(kernels::fp8_max(format) / amax, -options().margin));
   return std::isfinite(scale) ? scale : std::numeric_limits<float>::max();
 }
 
-Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, const Tensor& x) {
+Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, const Tensor& x) const {
   // Handles on what is no leaf come and go, and others have their addresses.
   const bool has_slot = is_leaf(weight);
   Slot passing;
-  Slot& slot = has_slot ? slots_[weight.id()][static_cast<size_t>(role)] : passing;
+  Slot& slot = has_slot ? state_->slots[weight.id()][static_cast<size_t>(role)] : passing;
   const bool is_weight = role == Role::kWeight;
   // One that rests in the format is its codes already.
   if (const LowBits bits = is_weight ? current_bits(DType::f8e4m3, x) : LowBits();
@@ -61,12 +62,12 @@ Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, cons
     remember(slot.cached_amax);
     return slot.cached;
   }
-  const bool is_current = options_.scaling == Fp8Options::Scaling::kCurrent || !has_slot;
+  const bool is_current = options().scaling == Fp8Options::Scaling::kCurrent || !has_slot;
   const Tensor amax = Tensor::empty({}, DType::f32, x.device());
   if (is_current) {
     kernels::fp8_quantize({.x = x, .amax = amax});
-    const auto share = largest_of_ranks_.find(weight.id());
-    if (share != largest_of_ranks_.end()) share->second(amax);
+    const auto share = state_->largest_of_ranks.find(weight.id());
+    if (share != state_->largest_of_ranks.end()) share->second(amax);
     slot.scale = scale_for(static_cast<float>(amax.item()), format_of(role), slot.scale);
   }
   Quantized result{Tensor::empty(x.shape(), format_of(role), x.device()), 1 / slot.scale};
@@ -87,23 +88,23 @@ Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, cons
 }
 
 void Fp8Scaling::share(const Tensor& weight,
-                       std::function<void(const Tensor& amax)> largest_of_ranks) {
-  largest_of_ranks_[weight.id()] = std::move(largest_of_ranks);
+                       std::function<void(const Tensor& amax)> largest_of_ranks) const {
+  state_->largest_of_ranks[weight.id()] = std::move(largest_of_ranks);
 }
 
 double Fp8Scaling::scale(const Tensor& weight, Role role) const {
-  const auto slots = slots_.find(weight.id());
-  return slots == slots_.end() ? 1 : slots->second[static_cast<size_t>(role)].scale;
+  const auto slots = state_->slots.find(weight.id());
+  return slots == state_->slots.end() ? 1 : slots->second[static_cast<size_t>(role)].scale;
 }
 
 void Fp8Scaling::update() {
-  for (auto& [weight, slots] : slots_) {
+  for (auto& [weight, slots] : state_->slots) {
     for (size_t role = 0; role < slots.size(); ++role) {
       Slot& slot = slots[role];
       slot.cached = {};
-      if (options_.scaling == Fp8Options::Scaling::kCurrent || !slot.was_met) continue;
+      if (options().scaling == Fp8Options::Scaling::kCurrent || !slot.was_met) continue;
       slot.history.insert(slot.history.begin(), slot.amax);
-      if (static_cast<int64_t>(slot.history.size()) > options_.history) slot.history.pop_back();
+      if (static_cast<int64_t>(slot.history.size()) > options().history) slot.history.pop_back();
       slot.amax = 0;
       if (!std::ranges::all_of(slot.history, [](float x) { return std::isfinite(x); })) continue;
       slot.scale = scale_for(*std::ranges::max_element(slot.history),
@@ -116,9 +117,10 @@ Tensor Fp8Scaling::step_amax(const NamedTensors& parameters) const {
   const Tensor all = Tensor::full({static_cast<int64_t>(parameters.size()), 3}, -1);
   float* amax = all.data<float>();
   for (const auto& [name, parameter] : parameters) {
-    const auto slots = slots_.find(parameter.id());
+    const auto slots = state_->slots.find(parameter.id());
     for (size_t role = 0; role < 3; ++role, ++amax) {
-      if (slots != slots_.end() && slots->second[role].was_met) *amax = slots->second[role].amax;
+      if (slots != state_->slots.end() && slots->second[role].was_met)
+        *amax = slots->second[role].amax;
     }
   }
   return all;
@@ -133,7 +135,7 @@ void Fp8Scaling::set_step_amax(const Tensor& all, const NamedTensors& parameters
     for (size_t role = 0; role < 3; ++role, ++amax) {
       if (*amax < 0) continue;
       // Where another rank has met it, its history is kept here too.
-      Slot& slot = slots_[parameter.id()][role];
+      Slot& slot = state_->slots[parameter.id()][role];
       slot.amax = *amax;
       slot.was_met = true;
     }
@@ -142,10 +144,10 @@ void Fp8Scaling::set_step_amax(const Tensor& all, const NamedTensors& parameters
 
 NamedTensors Fp8Scaling::state_dict(const NamedTensors& parameters) const {
   NamedTensors state;
-  if (options_.scaling == Fp8Options::Scaling::kCurrent) return state;
+  if (options().scaling == Fp8Options::Scaling::kCurrent) return state;
   for (const auto& [name, parameter] : parameters) {
-    const auto slots = slots_.find(parameter.id());
-    if (slots == slots_.end()) continue;
+    const auto slots = state_->slots.find(parameter.id());
+    if (slots == state_->slots.end()) continue;
     for (size_t role = 0; role < 3; ++role) {
       const Slot& slot = slots->second[role];
       if (!slot.was_met) continue;
@@ -169,9 +171,9 @@ void Fp8Scaling::load_state_dict(const NamedTensors& state, const NamedTensors& 
       if (entry == state.end()) continue;
       const Tensor& values = entry->second;
       WEFT_CHECK(values.dim() == 1 && values.dtype() == DType::f32 && values.numel() > 0 &&
-                     values.numel() <= options_.history + 1,
+                     values.numel() <= options().history + 1,
                  "Fp8Scaling: \"{}\" in the state is {}, expected f32 [1 + n] with n up to {}", key,
-                 values, options_.history);
+                 values, options().history);
       const std::vector<double> numbers = values.to_vector();
       WEFT_CHECK(std::isfinite(numbers[0]) && numbers[0] > 0,
                  "Fp8Scaling: \"{}\" in the state has the scale {}", key, numbers[0]);
@@ -183,7 +185,7 @@ void Fp8Scaling::load_state_dict(const NamedTensors& state, const NamedTensors& 
     }
   }
   WEFT_CHECK(used == state.size(), "Fp8Scaling: the state holds tensors of other parameters");
-  slots_ = std::move(slots);
+  state_->slots = std::move(slots);
 }
 
 }  // namespace weft

@@ -1,6 +1,6 @@
 // fp8 linear layers: operands scaled into an fp8 format, e4m3 forward and e5m2 for gradients.
 //
-//   Fp8Scaling scaling;                        // lives as long as the model
+//   Fp8Scaling scaling;                        // as long as the model is trained
 //   {
 //     Autocast mode(DType::bf16);              // everything but the linear layers
 //     Fp8Scope fp8(scaling);
@@ -24,6 +24,8 @@
 
 #include <array>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -39,15 +41,17 @@ struct Fp8Options {
   int margin = 0;          // powers of two kept free above amax
 };
 
-/// The scales of every layer that was met, by its weight.
+/// The scales of every layer that was met, by its weight. A handle: copies have the same scales,
+/// and what a linear layer records holds one, so that a loss may outlive whom it was computed
+/// under.
 class Fp8Scaling {
  public:
   /// Throws Error for a history below 1 or a margin out of [0, 16].
   explicit Fp8Scaling(const Fp8Options& options = {});
-  Fp8Scaling(const Fp8Scaling&) = delete;
-  Fp8Scaling& operator=(const Fp8Scaling&) = delete;
 
-  const Fp8Options& options() const { return options_; }
+  const Fp8Options& options() const { return state_->options; }
+  /// Whether both are handles on the same scales.
+  bool operator==(const Fp8Scaling&) const = default;
   /// To be called after each optimizer step: histories move on, delayed scales follow.
   void update();
 
@@ -69,11 +73,11 @@ class Fp8Scaling {
   };
   /// x in the format of its role. A weight's codes are kept until it changes. A weight that is no
   /// leaf, as a slice of one, has no history: its scales are current ones.
-  Quantized quantize(const Tensor& weight, Role role, const Tensor& x);
+  Quantized quantize(const Tensor& weight, Role role, const Tensor& x) const;
   /// For a weight that is a rank's part of a larger one: makes of the amax of this rank's tensor
   /// that of the whole, so that current scales are those of one rank. Every rank quantises in one
   /// order.
-  void share(const Tensor& weight, std::function<void(const Tensor& amax)> largest_of_ranks);
+  void share(const Tensor& weight, std::function<void(const Tensor& amax)> largest_of_ranks) const;
   /// The scale that a tensor was last quantised with.
   double scale(const Tensor& weight, Role role) const;
 
@@ -91,22 +95,25 @@ class Fp8Scaling {
     uint64_t version = 0;
   };
 
+  struct State {
+    Fp8Options options;
+    std::unordered_map<const void*, std::array<Slot, 3>> slots;  // by Tensor::id()
+    std::unordered_map<const void*, std::function<void(const Tensor&)>> largest_of_ranks;
+  };
+
   double scale_for(float amax, DType format, double previous) const;
 
-  Fp8Options options_;
-  std::unordered_map<const void*, std::array<Slot, 3>> slots_;  // by Tensor::id()
-  std::unordered_map<const void*, std::function<void(const Tensor&)>> largest_of_ranks_;
+  std::shared_ptr<State> state_;
 };
 
 /// Makes linear layers on this thread run in fp8 for as long as it lives.
-class Fp8Scope : ScopedValue<Fp8Scaling*> {
+class Fp8Scope : ScopedValue<std::optional<Fp8Scaling>> {
  public:
-  /// null: turns fp8 off.
-  explicit Fp8Scope(Fp8Scaling* scaling);
-  explicit Fp8Scope(Fp8Scaling& scaling) : Fp8Scope(&scaling) {}
+  /// nullopt: turns fp8 off.
+  explicit Fp8Scope(std::optional<Fp8Scaling> scaling);
 };
 
-/// The scaling in force on this thread; null outside of any scope.
-Fp8Scaling* fp8_in_force();
+/// The scaling in force on this thread; nullopt outside of any scope.
+const std::optional<Fp8Scaling>& fp8_in_force();
 
 }  // namespace weft

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 
 #include "autograd/autocast.h"
 #include "autograd/fp8.h"
@@ -33,7 +34,7 @@ class Replay {
  private:
   Generator position_ = generator();
   DType autocast_ = autocast_dtype();
-  Fp8Scaling* fp8_ = fp8_in_force();
+  std::optional<Fp8Scaling> fp8_ = fp8_in_force();
   std::map<const void*, int64_t> numbers_ = replayed_numbers();
 };
 

@@ -66,14 +66,14 @@ TEST_CASE("a scope sets the products of a precision, and puts back what was") {
     Fp8Scaling fp8;
     const PrecisionScope scope(find_precision("fp8"), Accumulation::kIeee, &fp8);
     CHECK(autocast_dtype() == DType::bf16);
-    CHECK(fp8_in_force() == &fp8);
+    CHECK(fp8_in_force() == fp8);
   }
-  CHECK(fp8_in_force() == nullptr);
+  CHECK(!fp8_in_force());
   CHECK(autocast_dtype() == DType::f32);
   CHECK(kernels::matmul_settings() == kernels::MatmulSettings{});
   CHECK_THROWS_WITH(PrecisionScope(find_precision("fp8"), Accumulation::kIeee),
                     Contains("precision fp8 needs an Fp8Scaling"));
-  CHECK(fp8_in_force() == nullptr);
+  CHECK(!fp8_in_force());
 }
 
 TEST_CASE("a precision that a device lacks names the one to use instead") {

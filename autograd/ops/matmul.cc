@@ -85,7 +85,7 @@ Tensor linear_with(std::string_view op, const Tensor& input, const Tensor& weigh
              "{}: expected a bias of shape [{}], got {}", op, weight.size(0), bias);
   raw::check_f64(op, {input, weight, bias});
   const DType dtype = autocast_products(input, weight);
-  Fp8Scaling* const fp8 = dtype == DType::f64 ? nullptr : fp8_in_force();
+  const std::optional<Fp8Scaling> fp8 = dtype == DType::f64 ? std::nullopt : fp8_in_force();
   using Role = Fp8Scaling::Role;
   const Tensor x = reshape(cast(input, dtype), raw::as_rows(input));
   Fp8Scaling::Quantized a{x}, w;

@@ -151,7 +151,7 @@ NamedTensors DataParallel::follow(Replica& replica, const NamedTensors& ours, bo
     buffer.set_data(is_first ? from[i].second.alias()
                              : to_device(ops::clone(from[i].second), replica.device));
   }
-  const Fp8Scaling* const scaling = fp8_in_force();
+  const std::optional<Fp8Scaling>& scaling = fp8_in_force();
   if (!scaling) {
     replica.fp8.reset();
     return theirs;
@@ -159,7 +159,7 @@ NamedTensors DataParallel::follow(Replica& replica, const NamedTensors& ours, bo
   const Fp8Options& options = scaling->options();
   // Evaluation has scales of its own.
   const bool fits = replica.fp8 && replica.fp8->options().scaling == options.scaling;
-  if (!fits) replica.fp8 = std::make_unique<Fp8Scaling>(options);
+  if (!fits) replica.fp8.emplace(options);
   replica.fp8->update();  // the codes of weights are those of others now
   if (options.scaling == Fp8Options::Scaling::kDelayed) {
     replica.fp8->load_state_dict(scaling->state_dict(ours), theirs);
@@ -167,13 +167,13 @@ NamedTensors DataParallel::follow(Replica& replica, const NamedTensors& ours, bo
   return theirs;
 }
 
-void DataParallel::gather_amax(Fp8Scaling* scaling, const NamedTensors& ours,
-                               const Replicas& replicas, const std::vector<Part>& parts) {
+void DataParallel::gather_amax(std::optional<Fp8Scaling> scaling, const NamedTensors& ours,
+                               const std::vector<Part>& parts) {
   if (!scaling || scaling->options().scaling != Fp8Options::Scaling::kDelayed) return;
   const NoGrad guard;
   Tensor largest = scaling->step_amax(ours);
-  for (size_t r = 0; r < parts.size(); ++r) {
-    largest = ops::maximum(largest, replicas[r]->fp8->step_amax(parts[r].parameters));
+  for (const Part& part : parts) {
+    largest = ops::maximum(largest, part.fp8->step_amax(part.parameters));
   }
   scaling->set_step_amax(largest, ours);
 }
@@ -210,20 +210,21 @@ Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator
     const OnDeviceOf device(replicas_[r]->account, r == 0);
     modes.restore(*replicas_[r]->module);
     (*parts)[r].parameters = follow(*replicas_[r], ours, r == 0);
+    (*parts)[r].fp8 = replicas_[r]->fp8;
     (*parts)[r].x = detach(to_device(inputs[r], replicas_[r]->device));
     if (records && inputs[r].requires_grad()) (*parts)[r].x.set_requires_grad(true);
   }
   on_threads(n, [&](int r) {
     const OnDeviceOf device(replicas_[r]->account, r == 0);
     const GradMode mode(records);
-    const Fp8Scope fp8(replicas_[r]->fp8.get());
-    generator() = streams[r];
     Part& part = (*parts)[r];
+    const Fp8Scope fp8(part.fp8);
+    generator() = streams[r];
     part.y = (*replicas_[r]->module)(part.x);
     part.offset = generator().offset;
   });
-  Fp8Scaling* const fp8 = fp8_in_force();
-  gather_amax(fp8, ours, replicas_, *parts);
+  const std::optional<Fp8Scaling> fp8 = fp8_in_force();
+  gather_amax(fp8, ours, *parts);
   Tensors outputs;
   for (int r = 0; r < n; ++r) {
     // The next forward draws behind all that was drawn here.
@@ -247,7 +248,7 @@ Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator
           const Tensor& y = (*parts)[r].y;
           if (dy[r].defined() && y.requires_grad()) backward(y, dy[r]);
         });
-        gather_amax(fp8, ours, replicas, *parts);
+        gather_amax(fp8, ours, *parts);
         Tensors gradients;
         for (int r = 0; r < n; ++r) {
           const Tensor& x = (*parts)[r].x;

@@ -14,6 +14,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "autograd/fp8.h"
@@ -42,8 +43,8 @@ class DataParallel {
   struct Replica {
     std::shared_ptr<nn::Module> module;
     Device device;
-    std::unique_ptr<Fp8Scaling> fp8;  // once it was run in fp8
-    MemoryAccount account;            // of its device; the first's is the caller's
+    std::optional<Fp8Scaling> fp8;  // once it was run in fp8
+    MemoryAccount account;          // of its device; the first's is the caller's
   };
 
   /// What a replica holds between forward and backward.
@@ -52,7 +53,8 @@ class DataParallel {
     // In the order of the module's. Its forward() may give them other names, and so may the program
     // until the backward pass.
     NamedTensors parameters;
-    uint64_t offset = 0;  // of its random stream
+    std::optional<Fp8Scaling> fp8;  // under which its forward ran
+    uint64_t offset = 0;            // of its random stream
   };
 
   using Replicas = std::vector<std::shared_ptr<Replica>>;
@@ -60,8 +62,8 @@ class DataParallel {
   /// Brings a replica's parameters, buffers and scales up to date with the module's, whose
   /// parameters are `ours`, and returns its parameters in their order.
   NamedTensors follow(Replica& replica, const NamedTensors& ours, bool is_first) const;
-  /// What the replicas of these parts have met in fp8 becomes known to the module's scales.
-  static void gather_amax(Fp8Scaling* scaling, const NamedTensors& ours, const Replicas& replicas,
+  /// What these parts have met in fp8 becomes known to the module's scales.
+  static void gather_amax(std::optional<Fp8Scaling> scaling, const NamedTensors& ours,
                           const std::vector<Part>& parts);
 
   nn::Module& module_;

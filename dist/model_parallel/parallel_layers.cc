@@ -23,7 +23,7 @@ Tensor weight_gradient(const Tensor& dy, const Tensor& x, DType dtype) {
 
 /// In fp8 the parts of a layer's tensors have the scale of the whole. Whether it is fp8.
 bool share_fp8_scales(const Tensor& weight, const CommunicatorPtr& group) {
-  Fp8Scaling* const scaling = fp8_in_force();
+  const std::optional<Fp8Scaling>& scaling = fp8_in_force();
   if (!scaling) return false;
   scaling->share(weight,
                  [group](const Tensor& amax) { group->all_reduce(amax, ReduceOp::kMax).wait(); });
