@@ -156,14 +156,18 @@ void CachingAllocator::hold(StreamHandle stream) {
   held_.insert(stream);
 }
 
-void CachingAllocator::let_go(StreamHandle stream) {
+void CachingAllocator::let_go(StreamHandle stream, StreamHandle heir) {
   std::lock_guard lock(mutex_);
   held_.erase(stream);
-  for (Resting& resting : resting_) std::erase(resting.users, stream);
-  for (auto& [block, live] : live_) std::erase(live.users, stream);
-  // The stream is about to go: nobody could ask for its blocks again.
-  release_locked(pools_[stream]);
+  const auto inherit = [&](auto& block) {
+    std::erase(block.users, stream);
+    if (block.stream == stream) block.stream = heir;
+  };
+  for (Resting& resting : resting_) inherit(resting);
+  for (auto& [block, live] : live_) inherit(live);
+  const Pool pool = std::exchange(pools_[stream], {});
   pools_.erase(stream);
+  for (const auto& [capacity, block] : pool) pool_locked(block, capacity, heir);
 }
 
 void CachingAllocator::name_recent(std::string_view op) {

@@ -85,7 +85,8 @@ class CachingAllocator {
 
   /// Blocks freed on a held stream stay its own: a captured graph writes to them whenever it runs.
   void hold(StreamHandle stream);
-  void let_go(StreamHandle stream);
+  /// Of a stream that is about to go, its work done: its blocks are those of `heir` from now on.
+  void let_go(StreamHandle stream, StreamHandle heir);
 
   /// Gives the blocks allocated since the last call the name of the op they were made for.
   void name_recent(std::string_view op);

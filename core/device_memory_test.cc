@@ -56,7 +56,7 @@ TEST_CASE("the pool is given up before memory is said to be out, but not a held 
   allocator.deallocate(allocator.allocate(600, &stream), 600);
   void* large = allocator.allocate(700, &stream);
   CHECK_THROWS_WITH(allocator.allocate(200, &stream), Catch::Contains("requested 200 bytes"));
-  allocator.let_go(&held);
+  allocator.let_go(&held, &stream);
   void* rest = allocator.allocate(300, &stream);
   allocator.deallocate(large, 700);
   allocator.deallocate(rest, 300);
@@ -67,10 +67,27 @@ TEST_CASE("a block that a stream has used may outlive the stream") {
   int stream = 0, gone = 0;
   void* a = allocator.allocate(100, &stream);
   allocator.record_use(a, &gone);
-  allocator.let_go(&gone);
+  allocator.let_go(&gone, &stream);
   allocator.deallocate(a, 100);
   CHECK(allocator.allocate(100, &stream) == a);
   allocator.deallocate(a, 100);
+}
+
+TEST_CASE("the blocks of a stream that goes are its heir's, not those of the next at its address") {
+  CachingAllocator allocator(kCuda, std::make_unique<SmallMemory>(1000));
+  int stream = 0, gone = 0;
+  const bool was_held = GENERATE(false, true);
+  if (was_held) allocator.hold(&gone);
+  void* pooled = allocator.allocate(100, &gone);
+  void* live = allocator.allocate(200, &gone);
+  allocator.deallocate(pooled, 100);
+  allocator.let_go(&gone, &stream);
+  allocator.deallocate(live, 200);
+  CHECK(allocator.allocate(100, &stream) == pooled);
+  CHECK(allocator.allocate(200, &stream) == live);
+  CHECK(allocator.stats().system_requests == 2);
+  allocator.deallocate(pooled, 100);
+  allocator.deallocate(live, 200);
 }
 
 TEST_CASE("running out of memory names the ops that hold most of it and what to try") {
@@ -159,6 +176,26 @@ TEST_CASE("streams have their own order and events tie them together") {
   CHECK(end.is_done());
   CHECK(end.ms_since(begin) >= 0);
   CHECK_THROWS_WITH(Event(Device{}).record(shared), Catch::Contains("cannot be recorded"));
+}
+
+TEST_CASE("a stream that goes leaves its memory to the one that all threads share") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
+  const auto reserved = [] { return allocator(kCuda).stats().reserved; };
+  const size_t before = reserved();
+  const void* address = nullptr;
+  {
+    const Stream stream(kCuda);
+    allocator(kCuda).hold(stream.handle());
+    const StreamGuard guard(stream);
+    address = Tensor::empty({5000}, DType::f32, kCuda).raw();
+    CHECK(reserved() > before);
+  }
+  // The emulated device's allocator pools nothing but what is held.
+  if (runtime::is_emulated()) {
+    CHECK(reserved() == before);
+  } else {
+    CHECK(Tensor::empty({5000}, DType::f32, kCuda).raw() == address);
+  }
 }
 
 TEST_CASE("a captured graph runs when it is launched, on what its inputs then hold") {

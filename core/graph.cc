@@ -35,7 +35,6 @@ DeviceGraph::~DeviceGraph() {
   try {
     stream_.synchronize();
     if (graph_) runtime::destroy_graph(device_.index, graph_);
-    allocator(device_).let_go(stream_.handle());
   } catch (const std::exception&) {
     // A device that has failed: the next call that may throw says why.
   }

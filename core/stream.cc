@@ -5,6 +5,8 @@
 #include <optional>
 #include <vector>
 
+#include "core/allocator.h"
+
 namespace weft {
 
 namespace {
@@ -38,10 +40,22 @@ Stream& current_cuda_stream(Device device) {
   return *stream;
 }
 
+/// Another stream may get this one's handle, and must not get its blocks while work uses them.
+void destroy_stream(int index, runtime::StreamHandle stream) {
+  const Device device{DeviceType::cuda, index};
+  try {
+    runtime::synchronize(index, stream);
+    allocator(device).let_go(stream, shared_stream(device).handle());
+  } catch (const std::exception&) {
+    // A device that has failed: the next call that may throw says why.
+  }
+  runtime::destroy_stream(index, stream);
+}
+
 }  // namespace
 
 Stream::Stream(Device device)
-    : device_(device), handle_(own(device, runtime::create_stream, runtime::destroy_stream)) {}
+    : device_(device), handle_(own(device, runtime::create_stream, destroy_stream)) {}
 
 void Stream::synchronize() const {
   if (handle()) runtime::synchronize(device().index, handle());

@@ -6,6 +6,8 @@
 //   Event ready(device);
 //   ready.record(copies);
 //   current_stream(device).wait(ready);
+//   // The memory is the copies' stream's: it must not be filled again before this one is through.
+//   allocator(device).record_use(next.raw(), current_stream_handle(device));
 //
 // Every thread has a current stream on each device, at first one that all threads share.
 #pragma once
@@ -19,7 +21,8 @@ namespace weft {
 
 class Event;
 
-/// A handle on a stream; the last one destroys it.
+/// A handle on a stream. The last one waits for its work and destroys it; memory that was allocated
+/// on it is then that of the stream that all threads share.
 class Stream {
  public:
   /// A new stream.

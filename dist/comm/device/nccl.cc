@@ -175,8 +175,7 @@ class NcclCommunicator : public DeviceCommunicator {
     wake_.notify_one();
     watchdog_.join();
     // What others free later must not be noted on a stream that has gone.
-    allocator(device()).let_go(stream_.handle());
-    if (buffers_) buffers_->let_go(stream_.handle());
+    if (buffers_) buffers_->let_go(stream_.handle(), current_stream_handle(device()));
     if (!comm_) return;
     if (registered_) registered_->leave(false);
     api_.comm_finalize(comm_);
