@@ -10,6 +10,8 @@
 #include "autograd/narrow_copies.h"
 #include "autograd/ops.h"
 #include "autograd/tape.h"
+#include "core/allocator.h"
+#include "core/graph.h"
 #include "core/runtime.h"
 #include "core/stream.h"
 #include "python/bindings.h"
@@ -80,8 +82,31 @@ ReadOnlyStorages& read_only_storages() {
   return all;
 }
 
+/// Releases memory that is used on streams its owner does not know of, once its device has done all
+/// work. A thread that captures a graph may not wait: what it lets go of is released with what
+/// comes next.
+void release_when_done(Device device, std::function<void()> release) {
+  if (device.type == DeviceType::cpu) return release();
+  static std::mutex mutex;
+  static auto& all = *new std::vector<std::pair<Device, std::function<void()>>>;
+  std::vector<std::pair<Device, std::function<void()>>> ready;
+  {
+    const std::lock_guard lock(mutex);
+    all.emplace_back(device, std::move(release));
+    if (!DeviceGraph::capturing()) ready.swap(all);
+  }
+  for (const auto& [on, release] : ready) {
+    try {
+      synchronize(on);
+    } catch (const Error&) {
+      // A device that has failed does no work; the next call that may throw says why.
+    }
+    release();
+  }
+}
+
 /// A tensor on `data`, the first element of that shape and those strides. `release` runs, with the
-/// interpreter's lock, when nobody refers to the memory any more.
+/// interpreter's lock, when nobody refers to the memory any more and no kernel uses it.
 Tensor wrap(void* data, const Shape& shape, const Strides& strides, DType dtype, Device device,
             bool read_only, std::function<void()> release) {
   const Span span = span_of(shape, strides);
@@ -93,14 +118,16 @@ Tensor wrap(void* data, const Shape& shape, const Strides& strides, DType dtype,
   char* const first = static_cast<char*>(data) + span.first * size;
   const auto listed = std::make_shared<const Storage*>(nullptr);  // where it is read-only
   auto storage = std::make_shared<Storage>(
-      first, span.size * size, device, [listed, release = std::move(release)] {
+      first, span.size * size, device, [listed, device, release = std::move(release)]() mutable {
         if (*listed) {
           const std::lock_guard lock(read_only_storages().mutex);
           read_only_storages().storages.erase(*listed);
         }
-        if (!Py_IsInitialized()) return;  // others' memory went with the interpreter
-        const nb::gil_scoped_acquire lock;
-        release();
+        release_when_done(device, [release = std::move(release)] {
+          if (!Py_IsInitialized()) return;  // others' memory went with the interpreter
+          const nb::gil_scoped_acquire lock;
+          release();
+        });
       });
   if (read_only) {
     const std::lock_guard lock(read_only_storages().mutex);
@@ -290,6 +317,7 @@ nb::dlpack::device dlpack_device(Device device) {
 struct Export {
   Tensor tensor;
   Shape shape, strides;
+  bool is_on_default_stream;
 };
 
 nb::dlpack::dltensor describe_export(Export& e) {
@@ -304,16 +332,18 @@ nb::dlpack::dltensor describe_export(Export& e) {
   return t;
 }
 
+/// `is_on_default_stream`: whether the consumer said that it works there.
 template <class Struct>
-Struct* manage(const Tensor& x) {
+Struct* manage(const Tensor& x, bool is_on_default_stream) {
   forbid_narrow_copies(x);  // consumers do not say what they change
-  auto e = std::make_unique<Export>(Export{x, x.shape(), x.strides()});
+  auto e = std::make_unique<Export>(Export{x, x.shape(), x.strides(), is_on_default_stream});
   auto managed = std::make_unique<Struct>();
   managed->tensor = describe_export(*e);
   managed->context = e.release();
   managed->deleter = [](Struct* self) {
-    delete static_cast<Export*>(self->context);
+    const std::shared_ptr<Export> e(static_cast<Export*>(self->context));
     delete self;
+    if (!e->is_on_default_stream) release_when_done(e->tensor.device(), [e] {});
   };
   return managed.release();
 }
@@ -334,18 +364,23 @@ nb::object capsule_of(Struct* managed, const char* name) {
   return nb::steal(capsule);
 }
 
-/// Makes the consumer's stream wait for what was submitted here.
-void order_streams(Device device, nb::handle stream) {
+/// Makes the consumer's stream wait for what was submitted here, and the tensor's memory, when it
+/// is freed, for CUDA's legacy default stream, which waits for all others that do not forgo it.
+/// Whether the consumer's is such a stream: its own may be gone by then.
+bool order_streams(const Tensor& x, nb::handle stream) {
+  const Device device = x.device();
   if (device.type == DeviceType::cpu) {
     if (!stream.is_none()) refuse("__dlpack__: a CPU has no streams; expected stream=None");
-    return;
+    return true;
   }
+  allocator(device).record_use(x.storage()->data(), nullptr);
   const auto handle = stream.is_none() ? intptr_t{1} : nb::cast<intptr_t>(stream);
-  if (handle == -1) return;
+  if (handle == -1) return false;
   if (handle == 0) refuse("__dlpack__: stream 0 is ambiguous; 1 is CUDA's legacy default stream");
   Event ready(device);
   ready.record(current_stream(device));
   runtime::wait(device.index, reinterpret_cast<runtime::StreamHandle>(handle), ready.handle());
+  return handle == 1 || handle == 2;  // the legacy and the thread's default stream
 }
 
 nb::object to_dlpack(const Tensor& x, nb::handle stream,
@@ -368,16 +403,15 @@ nb::object to_dlpack(const Tensor& x, nb::handle stream,
     is_copy = true;
   }
   // A copy to the CPU has waited.
-  if (y.device() == x.device() || y.device().type == DeviceType::cuda) {
-    order_streams(y.device(), stream);
-  }
+  const bool is_ordered = y.device() != x.device() && y.device().type == DeviceType::cpu;
+  const bool is_on_default_stream = is_ordered || order_streams(y, stream);
   const bool read_only = is_read_only(y);
   if (!max_version || max_version->first < 1) {
     if (read_only)
       refuse(fmt::format("{} is read-only, which DLPack cannot say before version 1", y));
-    return capsule_of(manage<Managed>(y), kName);
+    return capsule_of(manage<Managed>(y, is_on_default_stream), kName);
   }
-  ManagedVersioned* const managed = manage<ManagedVersioned>(y);
+  ManagedVersioned* const managed = manage<ManagedVersioned>(y, is_on_default_stream);
   managed->major = nb::dlpack::major_version;
   managed->minor = nb::dlpack::minor_version;
   managed->flags = (read_only ? kReadOnly : 0) | (is_copy ? kCopied : 0);
