@@ -46,8 +46,12 @@ bool is_emulated();
 int current_device();
 /// Throws Error when the device cannot be made the current one.
 void set_current_device(int device);
+/// The same where this process works on the device already. To make another one current would take
+/// half a gigabyte of it for a context that nobody uses.
+void return_to_device(int device);
 
-/// Makes a device this thread's current one while it lives. The functions below do so themselves.
+/// Makes a device this thread's current one while it lives, and then the previous one where that
+/// was in use. The functions below do so themselves.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) : previous_(current_device()), changed_(previous_ != device) {
@@ -55,7 +59,7 @@ class DeviceGuard {
   }
   ~DeviceGuard() {
     try {
-      if (changed_) set_current_device(previous_);
+      if (changed_) return_to_device(previous_);
     } catch (const std::exception&) {
       // A device that has failed: the next call that may throw says why.
     }

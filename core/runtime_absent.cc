@@ -19,6 +19,7 @@ namespace {
 
 int current_device() { return 0; }
 void set_current_device(int) { absent(); }
+void return_to_device(int) { absent(); }
 const DeviceLimits& limits(int) { absent(); }
 MemoryInfo memory_info(int) { absent(); }
 void* allocate(int, size_t) { absent(); }

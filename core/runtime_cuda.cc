@@ -1,4 +1,5 @@
 // The cuda flavour: the CUDA runtime, linked statically.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
 
@@ -17,6 +18,21 @@ void check(cudaError_t error, const char* call, int device) {
        cudaGetErrorName(error));
 }
 
+/// Whether this process has a context on the device.
+bool is_in_use(int device) {
+  // Of the driver, so that the program links without it.
+  static const auto state = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, 12000,
+                                     cudaEnableDefault, &result);
+    return reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(function);
+  }();
+  unsigned flags = 0;
+  int is_active = 0;
+  return !state || (state(device, &flags, &is_active) == CUDA_SUCCESS && is_active);
+}
+
 /// A call of the runtime on a device; its name stands in the Error.
 #define WEFT_CUDA(device, function, ...)             \
   do {                                               \
@@ -31,7 +47,7 @@ void check(cudaError_t error, const char* call, int device) {
     int previous = device;                                           \
     cudaGetDevice(&previous);                                        \
     if (cudaSetDevice(device) == cudaSuccess) function(__VA_ARGS__); \
-    cudaSetDevice(previous);                                         \
+    if (is_in_use(previous)) cudaSetDevice(previous);                \
     cudaGetLastError();                                              \
   } while (false)
 
@@ -72,6 +88,9 @@ int current_device() {
   return device;
 }
 void set_current_device(int device) { check(cudaSetDevice(device), "cudaSetDevice", device); }
+void return_to_device(int device) {
+  if (is_in_use(device)) set_current_device(device);
+}
 
 const DeviceLimits& limits(int device) {
   static const std::vector<DeviceLimits> all = [] {
@@ -118,6 +137,12 @@ void* allocate(int device, size_t bytes) {
 void deallocate(int device, void* block) { WEFT_CUDA_QUIETLY(device, cudaFree, block); }
 
 void* allocate_pinned(size_t bytes) {
+  // By a context that there is, for it serves all of them.
+  int device = current_device();
+  for (int other = 0; !is_in_use(device) && other < device_count(); ++other) {
+    if (is_in_use(other)) device = other;
+  }
+  const DeviceGuard guard(device);
   void* block = nullptr;
   check(cudaHostAlloc(&block, bytes, cudaHostAllocPortable), "cudaHostAlloc", 0);
   return block;

@@ -161,6 +161,7 @@ const std::string& no_device_reason() {
 bool is_emulated() { return true; }
 int current_device() { return the_current_device; }
 void set_current_device(int device) { the_current_device = device; }
+void return_to_device(int device) { the_current_device = device; }
 
 const DeviceLimits& limits(int) { return the_gpu()->limits; }
 

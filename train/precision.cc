@@ -84,7 +84,7 @@ Capabilities capabilities_of_compute_capability(std::string device, int capabili
 
 Capabilities capabilities_of(Device device) {
   if (device.type == DeviceType::cpu) return {.device = to_string(device)};
-  const kernels::CudaDevices cuda = kernels::probe_cuda_devices();
+  const kernels::CudaDevices cuda = kernels::find_cuda_devices();
   for (const kernels::CudaDevice& d : cuda.devices) {
     if (d.index != device.index) continue;
     return capabilities_of_compute_capability(

@@ -34,12 +34,12 @@ int find_device(const std::string& name) {
   if (name != "cuda" && !numbered) {
     throw UsageError(fmt::format("unknown device \"{}\": expected cuda or cuda:N", name));
   }
-  const kernels::CudaDevices cuda = kernels::probe_cuda_devices();
+  const kernels::CudaDevices cuda = kernels::find_cuda_devices();
   WEFT_CHECK(!cuda.devices.empty(), "no CUDA device: {}", cuda.reason);
   WEFT_CHECK(index < static_cast<int>(cuda.devices.size()), "no device cuda:{}: there are {}",
              index, cuda.devices.size());
-  WEFT_CHECK(cuda.devices[index].usable(), "cuda:{} is not usable: {}", index,
-             cuda.devices[index].problem);
+  const std::string problem = kernels::probe_cuda_device(index);
+  WEFT_CHECK(problem.empty(), "cuda:{} is not usable: {}", index, problem);
   return index;
 }
 
@@ -47,7 +47,7 @@ int find_device(const std::string& name) {
 std::string gpu_of(int device) {
   static const std::map<int, const char*> kGpus = {
       {80, "a100"}, {86, "a2"}, {89, "ada"}, {90, "h100"}, {100, "b200"}};
-  const auto gpu = kGpus.find(kernels::probe_cuda_devices().devices[device].compute_capability);
+  const auto gpu = kGpus.find(kernels::find_cuda_devices().devices[device].compute_capability);
   return gpu == kGpus.end() ? "" : gpu->second;
 }
 

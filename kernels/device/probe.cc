@@ -7,9 +7,22 @@
 
 namespace weft::kernels {
 
+CudaDevices probe_cuda_devices() {
+  CudaDevices found = find_cuda_devices();
+  for (CudaDevice& device : found.devices) {
+    if (device.usable()) device.problem = probe_cuda_device(device.index);
+  }
+  return found;
+}
+
 void require_usable(Device device) {
   require_device(device);
-  if (device.type == DeviceType::cuda) require_usable(device, probe_cuda_devices());
+  if (device.type != DeviceType::cuda) return;
+  // A process of a machine with many devices takes memory of its own alone.
+  CudaDevices found = find_cuda_devices();
+  CudaDevice& one = found.devices.at(device.index);
+  if (one.usable()) one.problem = probe_cuda_device(device.index);
+  require_usable(device, found);
 }
 
 void require_usable(Device device, const CudaDevices& found) {
@@ -34,7 +47,7 @@ bool is_usable(Device device) {
 
 std::string device_name(Device device) {
   if (device.type == DeviceType::cuda) {
-    for (const CudaDevice& gpu : probe_cuda_devices().devices) {
+    for (const CudaDevice& gpu : find_cuda_devices().devices) {
       if (gpu.index == device.index) return gpu.name;
     }
     return to_string(device);

@@ -16,7 +16,9 @@ __global__ void __launch_bounds__(kThreads) probe_kernel(int* out) {
 #endif
 }
 
-std::string run_probe(int index) {
+}  // namespace
+
+std::string probe_cuda_device(int index) {
   int* out = nullptr;
   int host[kThreads] = {}, previous = 0;
   cudaGetDevice(&previous);
@@ -28,7 +30,7 @@ std::string run_probe(int index) {
   }
   if (error == cudaSuccess) error = cudaMemcpy(host, out, sizeof(host), cudaMemcpyDeviceToHost);
   cudaFree(out);
-  cudaSetDevice(previous);
+  runtime::return_to_device(previous);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   for (int i = 0; i < kThreads; ++i) {
     if (host[i] != host[0] + i || host[0] < 5000) return "the test kernel gave a wrong answer";
@@ -36,9 +38,7 @@ std::string run_probe(int index) {
   return "";
 }
 
-}  // namespace
-
-CudaDevices probe_cuda_devices() {
+CudaDevices find_cuda_devices() {
   CudaDevices result;
   const int count = runtime::device_count();
   result.reason = runtime::no_device_reason();
@@ -52,7 +52,6 @@ CudaDevices probe_cuda_devices() {
       device.compute_capability = 10 * properties.major + properties.minor;
       device.memory_bytes = properties.totalGlobalMem;
       device.multiprocessors = properties.multiProcessorCount;
-      device.problem = run_probe(index);
     } else {
       device.problem = cudaGetErrorString(failed);
     }

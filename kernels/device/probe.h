@@ -17,7 +17,8 @@ struct CudaDevice {
   int compute_capability = 0;  // 10 * major + minor
   size_t memory_bytes = 0;
   int multiprocessors = 0;
-  /// Why our kernels do not run on it; empty when a test kernel ran and gave the right answer.
+  /// Why our kernels do not run on it, by a test kernel whose answer is known; empty where they do,
+  /// and where none was run.
   std::string problem;
 
   bool usable() const { return problem.empty(); }
@@ -29,6 +30,12 @@ struct CudaDevices {
   std::string reason;
 };
 
+/// What the driver says of the devices: takes no memory of any.
+CudaDevices find_cuda_devices();
+/// Runs a test kernel on a device, whose memory this process then takes a part of. Returns the
+/// problem; empty when its answer was right.
+std::string probe_cuda_device(int index);
+/// Every device and its problem.
 CudaDevices probe_cuda_devices();
 
 /// Throws Error unless kernels run on the device: it names what is missing and what else to do. The

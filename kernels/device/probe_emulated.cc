@@ -4,7 +4,7 @@
 
 namespace weft::kernels {
 
-CudaDevices probe_cuda_devices() {
+CudaDevices find_cuda_devices() {
   CudaDevices result;
   result.reason = runtime::no_device_reason();
   for (int index = 0; index < runtime::device_count(); ++index) {
@@ -17,5 +17,7 @@ CudaDevices probe_cuda_devices() {
   }
   return result;
 }
+
+std::string probe_cuda_device(int) { return ""; }
 
 }  // namespace weft::kernels

@@ -24,6 +24,17 @@ TEST_CASE("Probing gives devices or the reason why there are none") {
   }
 }
 
+TEST_CASE("Devices are found by the names that probing gives them") {
+  const CudaDevices found = find_cuda_devices(), probed = probe_cuda_devices();
+  CHECK(found.reason == probed.reason);
+  REQUIRE(found.devices.size() == probed.devices.size());
+  for (size_t i = 0; i < found.devices.size(); ++i) {
+    CHECK(found.devices[i].name == probed.devices[i].name);
+    CHECK(found.devices[i].problem == "");
+    CHECK(probed.devices[i].problem == probe_cuda_device(found.devices[i].index));
+  }
+}
+
 TEST_CASE("A GPU older than the architectures that were built is refused by name") {
   const CudaDevices found{
       .devices = {{.index = 0, .name = "NVIDIA H200", .compute_capability = 90},

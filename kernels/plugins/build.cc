@@ -129,7 +129,7 @@ std::string nvcc() {
 /// Of this machine's device; without one nothing will run, and the newest is compiled for.
 std::string architecture() {
   int capability = 90;
-  if (const auto found = probe_cuda_devices(); !found.devices.empty()) {
+  if (const auto found = find_cuda_devices(); !found.devices.empty()) {
     capability = found.devices[0].compute_capability;
   }
   const std::string number = fmt::format("{}{}", capability, capability >= 90 ? "a" : "");
