@@ -25,7 +25,7 @@ void MetricsLogger::log_metrics(int64_t step, const NamedValues& values) {
 
 void TensorBoardLogger::begin(int64_t step) {
   io::make_directories(directory_);
-  curves_.emplace(directory_, step);
+  curves_.emplace(directory_, step + (resumed_at_ == step));
 }
 
 void TensorBoardLogger::log_metrics(int64_t step, const NamedValues& values) {

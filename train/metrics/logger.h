@@ -51,12 +51,16 @@ class MetricsLogger : public Logger {
 class TensorBoardLogger : public Logger {
  public:
   explicit TensorBoardLogger(io::Path directory) : directory_(std::move(directory)) {}
+  /// Readers drop what earlier files say of `step` and later steps; of a fit that goes on, of those
+  /// after `step`.
   void begin(int64_t step) override;
+  void resume(int64_t step) override { resumed_at_ = step; }
   void log_metrics(int64_t step, const NamedValues& values) override;
   void finish() override;
 
  private:
   const io::Path directory_;
+  std::optional<int64_t> resumed_at_;
   std::optional<io::TensorBoardWriter> curves_;
 };
 

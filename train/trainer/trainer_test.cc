@@ -440,6 +440,14 @@ TEST_CASE("a fit that goes on leaves the figures of one that was not interrupted
   for (const char* name : {"/metrics.jsonl", "/metrics.csv"}) {
     CHECK(io::read_text(broken + name) == io::read_text(whole + name));
   }
+  // TensorBoard keeps step 4's points, too: the session of the second file starts at step 5.
+  using namespace std::string_literals;
+  int sessions = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(broken)) {
+    if (!entry.path().filename().string().starts_with("events.out.tfevents")) continue;
+    sessions += io::read_text(entry.path()).find("\x10\x05\x3a\x02\x08\x01"s) != std::string::npos;
+  }
+  CHECK(sessions == 1);
 }
 
 TEST_CASE("images of a data::Loader are a batch of images and labels") {
