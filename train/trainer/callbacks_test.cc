@@ -415,6 +415,39 @@ TEST_CASE("a fit that goes on from one ModelCheckpoint's state knows what the ot
   }
 }
 
+TEST_CASE("a fit that ends between two saves leaves all that its last state names") {
+  struct Ends : Callback {
+    void on_save_start(Trainer&, TrainingModule&) override {
+      if (++saves == ends_at) throw std::runtime_error("killed");
+    }
+    int saves = 0, ends_at = 0;
+  };
+  const std::string directory = scratch("between");
+  const auto fit = [&](int ends_at, const std::string& from) {
+    std::vector<std::shared_ptr<ModelCheckpoint>> saved;
+    for (const char* name : {"first-{epoch}", "second-{epoch}"}) {
+      saved.push_back(std::make_shared<ModelCheckpoint>(
+          ModelCheckpointOptions{.dirpath = directory, .filename = name, .save_last = true}));
+    }
+    const auto ends = std::make_shared<Ends>();
+    ends->ends_at = ends_at;
+    Trainer trainer(quiet({.max_epochs = 2, .callbacks = {saved[0], saved[1], ends}}));
+    Regression model;
+    data::TensorLoader train(line(8), {.batch_size = 4});
+    trainer.fit(model, train, std::nullopt, from);
+  };
+  // The first epoch's saves are the ranked states and "last" of each, the second's begin as they
+  // do.
+  for (int ends_at = 5; ends_at <= 8; ++ends_at) {
+    INFO(ends_at);
+    std::filesystem::remove_all(directory);
+    CHECK_THROWS_WITH(fit(ends_at, ""), "killed");
+    CHECK(files_in(directory).contains("first-epoch=1.safetensors"));
+    CHECK(files_in(directory).contains("second-epoch=1.safetensors"));
+    fit(0, directory + "/last.safetensors");
+  }
+}
+
 TEST_CASE("ModelCheckpoints that differ in an option are saved under keys of their own") {
   std::set<std::string> keys;
   for (const ModelCheckpointOptions& options :

@@ -113,15 +113,31 @@ bool ModelCheckpoint::is_due(const Trainer& trainer) const {
          (interval && trainer.seconds() - saved_at_ >= interval->count());
 }
 
-/// Each state that is saved has what all ModelCheckpoints come to at this save point, and names no
-/// ranked state of theirs that would not be there when "last" is.
+/// Each state that is saved has what all ModelCheckpoints come to at this save point. What they
+/// rank comes before what is "last" to them, which names it; and what those of the save point
+/// before name stays until all of this one are there.
 void ModelCheckpoint::on_save_point(Trainer& trainer, TrainingModule&) {
   std::vector<ModelCheckpoint*> all = all_of(trainer);
   // A callback of the program's own may hand the call on.
   if (std::ranges::find(all, this) == all.end()) all.push_back(this);
   for (ModelCheckpoint* one : all) one->decide(trainer);
-  for (ModelCheckpoint* one : all) one->save_ranked(trainer);
-  if (std::exchange(saves_last_, false)) trainer.async_save_checkpoint(last_.string());
+  std::vector<io::Path> paths, dropped;
+  for (ModelCheckpoint* one : all) {
+    if (!one->ranked_) continue;
+    paths.push_back(*std::exchange(one->ranked_, std::nullopt));
+    if (one->dropped_) dropped.push_back(*one->dropped_);
+  }
+  for (ModelCheckpoint* one : all) {
+    if (std::exchange(one->saves_last_, false)) paths.push_back(one->last_);
+  }
+  const auto remove_dropped = [dropped] {
+    for (const io::Path& path : dropped) io::remove_tree(path);
+  };
+  for (const io::Path& path : paths) {
+    const bool is_final = &path == &paths.back();
+    trainer.async_save_checkpoint(path.string(),
+                                  is_final ? remove_dropped : std::function<void()>());
+  }
 }
 
 /// Once at a save point: what is to be saved at it.
@@ -187,15 +203,6 @@ void ModelCheckpoint::rank(Trainer& trainer) {
   if (!kept_.takes(*found)) return;
   ranked_ = ranked_path(trainer, *name);
   dropped_ = kept_.add(*ranked_, *found);
-}
-
-void ModelCheckpoint::save_ranked(Trainer& trainer) {
-  const std::optional<io::Path> path = std::exchange(ranked_, std::nullopt);
-  if (!path) return;
-  // Not before the new one is there.
-  trainer.async_save_checkpoint(path->string(), [dropped = dropped_] {
-    if (dropped) io::remove_tree(*dropped);
-  });
 }
 
 std::string ModelCheckpoint::state_key() const {

@@ -58,7 +58,6 @@ class ModelCheckpoint : public Callback {
   bool is_due(const Trainer& trainer) const;
   void decide(Trainer& trainer);
   void rank(Trainer& trainer);
-  void save_ranked(Trainer& trainer);
   bool has(const io::Path& path) const;
   io::Path free_path(const Trainer& trainer, const std::string& name,
                      const std::function<bool(const io::Path&)>& is_taken) const;
