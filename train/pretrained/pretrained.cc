@@ -23,6 +23,7 @@ constexpr const char *kNamesKey = "source", *kEpsKey = "layer_norm_eps",
                      *kStdKey = "image_std";
 constexpr const char* kPositions = "encoder.pos_embedding";
 constexpr const char* kLayer = "encoder.layers.encoder_layer_";
+constexpr int64_t kUsualDepth = 64;  // of an attention head
 
 const Tensor* find(const NamedTensors& state, const std::string& name) {
   const auto place = std::ranges::find(state, name, &NamedTensors::value_type::first);
@@ -37,6 +38,13 @@ Shape shape_of(const Pretrained& p, const std::string& name, int dims) {
   WEFT_CHECK(tensor->dim() == dims && tensor->numel() > 0, "{}: {} is {}, expected {} dimensions",
              file, name, *tensor, dims);
   return tensor->shape();
+}
+
+/// Of a vision transformer: 64 wide, but for ViT-H, ViT-g and ViT-G, which have 16 whatever their
+/// width (Dosovitskiy et al., arXiv:2010.11929, table 1; Zhai et al., arXiv:2106.04560, table 2).
+int64_t usual_heads(int64_t width) {
+  constexpr int64_t kOfSixteen[] = {1280, 1408, 1664};
+  return std::ranges::count(kOfSixteen, width) > 0 ? 16 : width / kUsualDepth;
 }
 
 /// Side of the images that the position embeddings were trained for.
@@ -290,8 +298,7 @@ models::VitConfig vit_config_of(const Pretrained& p) {
     config.representation = shape_of(p, "heads.pre_logits.weight", 2)[0];
   }
   config.classes = shape_of(p, "heads.head.weight", 2)[0];
-  constexpr int64_t kUsualDepth = 64;
-  encoder.heads = p.heads.value_or(w / kUsualDepth);
+  encoder.heads = p.heads.value_or(usual_heads(w));
   WEFT_CHECK(p.heads ? w % encoder.heads == 0 : w % kUsualDepth == 0,
              "{}: the number of attention heads is not known, and a width of {} is no multiple of "
              "{}",

@@ -71,7 +71,8 @@ Pretrained read_pretrained(const io::Path& path);
 io::Metadata source_metadata(const Pretrained& pretrained);
 
 /// The architecture that the tensors' shapes tell. The number of heads, which they do not, is the
-/// file's, or that of heads 64 wide. Throws Error naming the tensor that does not fit.
+/// file's, or that of the published models: 16 of widths 1280, 1408 and 1664 (ViT-H, g and G), else
+/// that of heads 64 wide. Throws Error naming the tensor that does not fit.
 models::VitConfig vit_config_of(const Pretrained& pretrained);
 
 /// Loads the state. A head of another number of classes, or none, leaves the model a fresh one;

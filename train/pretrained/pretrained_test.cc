@@ -148,6 +148,29 @@ TEST_CASE("the architecture is read off the shapes") {
       Contains("encoder_layer_1.mlp.0.weight has the shape [1, 1], expected [32, 16]"));
 }
 
+TEST_CASE("heads are 64 wide, but for the published models that have sixteen of other widths") {
+  Pretrained pretrained = read_pretrained(kData / "torchvision.pth");
+  REQUIRE_FALSE(pretrained.heads);
+  // ViT-L, ViT-H (torchvision's vit_h_14), ViT-g and ViT-G, and a width of nobody's.
+  const std::map<int64_t, int64_t> known = {
+      {1024, 16}, {1280, 16}, {1408, 16}, {1664, 16}, {1536, 24}};
+  for (const auto& [w, heads] : known) {
+    const std::map<std::string, Shape> shapes = {
+        {"conv_proj.weight", {w, 3, 14, 14}},
+        {"encoder.pos_embedding", {1, 5, w}},
+        {std::string(kLayer0) + "ln_1.weight", {w}},
+        {std::string(kLayer0) + "self_attention.in_proj_weight", {3 * w, w}},
+        {std::string(kLayer0) + "mlp.0.weight", {4 * w, w}},
+        {std::string(kLayer0) + "mlp.3.weight", {w, 4 * w}},
+        {"heads.head.weight", {2, w}}};
+    pretrained.state.clear();
+    for (const auto& [name, shape] : shapes) {
+      pretrained.state.emplace_back(name, view::expand(Tensor::scalar(0), shape));
+    }
+    CHECK(vit_config_of(pretrained).encoder.heads == heads);
+  }
+}
+
 TEST_CASE("input normalisation and resizing follow the source") {
   const auto preprocess = [](const char* name) { return read_pretrained(kData / name).preprocess; };
   const data::Preprocess torchvision = preprocess("torchvision.pth");
