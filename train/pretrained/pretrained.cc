@@ -313,6 +313,15 @@ void check_finite(const NamedTensors& state) {
   WEFT_CHECK(name.empty(), "{} holds a NaN or an infinity", io::quote(name));
 }
 
+/// Of a transformer; 0 of other models.
+int64_t heads_of(const nn::Module& model) {
+  if (const auto* vit = dynamic_cast<const models::VisionTransformer*>(&model)) {
+    return vit->config.encoder.heads;
+  }
+  const auto* gpt = dynamic_cast<const models::Gpt*>(&model);
+  return gpt ? gpt->config.heads : 0;
+}
+
 }  // namespace
 
 std::vector<std::string> load_pretrained(nn::Module& model, const Pretrained& pretrained,
@@ -320,6 +329,11 @@ std::vector<std::string> load_pretrained(nn::Module& model, const Pretrained& pr
   WEFT_CHECK(!pretrained.names || dynamic_cast<models::VisionTransformer*>(&model),
              "{}: the weights of a vision transformer ({}'s names) for a model of another kind",
              pretrained.file.path.string(), name(*pretrained.names));
+  // Shapes are the same whatever their number.
+  const int64_t heads = heads_of(model);
+  WEFT_CHECK(heads == 0 || pretrained.heads.value_or(heads) == heads,
+             "{}: weights of {} attention heads for a model of {}", pretrained.file.path.string(),
+             *pretrained.heads, heads);
   const nn::ModelStructure structure = model.structure();
   nn::Linear* const head = structure.head;
   Fitting fitting{pretrained.state};

@@ -78,7 +78,8 @@ models::VitConfig vit_config_of(const Pretrained& pretrained);
 /// Loads the state. A head of another number of classes, or none, leaves the model a fresh one;
 /// position embeddings of another image size are interpolated. Returns what was done, one line
 /// each. Every other difference is an Error that names all keys, and then nothing has changed. The
-/// model must have been made with the LayerNorm eps of `pretrained`.
+/// model must have been made with the LayerNorm eps of `pretrained`; another number of attention
+/// heads than it names is an Error.
 std::vector<std::string> load_pretrained(nn::Module& model, const Pretrained& pretrained,
                                          Interpolation rule = Interpolation::kTorchvision);
 

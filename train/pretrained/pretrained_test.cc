@@ -171,6 +171,14 @@ TEST_CASE("heads are 64 wide, but for the published models that have sixteen of 
   }
 }
 
+TEST_CASE("weights of another number of heads are refused, which no shape tells") {
+  Pretrained pretrained = read("torchvision.pth");
+  const auto model = fresh(pretrained, 5);
+  pretrained.heads = 4;
+  CHECK_THROWS_WITH(load_pretrained(*model, pretrained),
+                    Contains("torchvision.pth: weights of 4 attention heads for a model of 2"));
+}
+
 TEST_CASE("input normalisation and resizing follow the source") {
   const auto preprocess = [](const char* name) { return read_pretrained(kData / name).preprocess; };
   const data::Preprocess torchvision = preprocess("torchvision.pth");
