@@ -197,6 +197,26 @@ TEST_CASE("input normalisation and resizing follow the source") {
         std::vector<std::string>{"thing 0", "thing 1", "thing 2", "thing 3", "thing 4"});
 }
 
+TEST_CASE("torchvision's files of other sizes are read at their own resizing") {
+  const io::Path path = scratch("sizes.safetensors");
+  const auto preprocess = [&](int64_t width, int64_t patch, int64_t side) {
+    io::write_safetensors(path,
+                          {{"class_token", Tensor::zeros({1, 1, width})},
+                           {"conv_proj.weight", Tensor::zeros({width, 1, patch, patch})},
+                           {"encoder.pos_embedding", Tensor::zeros({1, 1 + side * side, width})}});
+    return read_pretrained(path).preprocess;
+  };
+  const data::Preprocess base = preprocess(768, 16, 14), large = preprocess(1024, 16, 14),
+                         swag = preprocess(1280, 14, 37);
+  CHECK(base.resize == 256);
+  CHECK(base.filter == data::Filter::kBilinear);
+  CHECK(large.resize == 242);
+  CHECK(large.filter == data::Filter::kBilinear);
+  CHECK(swag.size == 518);
+  CHECK(swag.resize == 518);
+  CHECK(swag.filter == data::Filter::kBicubic);
+}
+
 TEST_CASE("files beside the weights are read, and bad ones refused") {
   const io::Path folder = scratch("hf");
   std::filesystem::create_directories(folder);
