@@ -15,11 +15,11 @@ Tensor reduce(const Tensor& x, Reduction reduction) {
   return reduction == Reduction::kSum ? ops::sum(x) : x;
 }
 
-/// log(1 + exp(-|x|)): in f64, where 1 + e keeps every e that matters to f32.
+/// log(1 + exp(-|x|)), in f64 and rounded once.
 Tensor log1p_exp(const Tensor& x) {
   const NoGrad guard;
   const Tensor e = ops::exp(-ops::abs(ops::cast(x, DType::f64)));
-  return ops::cast(ops::log(e + 1.0), x.dtype());
+  return ops::cast(ops::log1p(e), x.dtype());
 }
 
 }  // namespace

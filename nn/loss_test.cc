@@ -57,6 +57,17 @@ TEST_CASE("bce_with_logits equals PyTorch's numbers, at the extremes too") {
   }
 }
 
+TEST_CASE("bce_with_logits keeps its digits where the logit is sure of its target") {
+  // The loss is log(1 + exp(-x)), which is exp(-x) (1 - exp(-x) / 2) as far as f64 tells.
+  for (const double logit : {30.0, 40.0, 80.0}) {
+    const double e = std::exp(-logit), expected = e * (1 - e / 2);
+    const Tensor x = Tensor::scalar(logit, DType::f64), y = Tensor::scalar(1, DType::f64);
+    CHECK(bce_with_logits(x, y).item() == Approx(expected).epsilon(1e-14));
+    const Tensor narrow = ops::cast(x, DType::f32), target = ops::cast(y, DType::f32);
+    CHECK(bce_with_logits(narrow, target).item() == Approx(expected).epsilon(0x1p-23));
+  }
+}
+
 TEST_CASE("bce_with_logits gives gradients to targets and of gradients") {
   const Tensor x = leaf({0.5, -2}), y = leaf({0.25, 1});
   backward(bce_with_logits(x, y, Reduction::kSum));
