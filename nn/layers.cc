@@ -1,5 +1,6 @@
 #include "nn/layers.h"
 
+#include <algorithm>
 #include <cmath>
 #include <unordered_set>
 
@@ -54,6 +55,15 @@ Tensor BatchNorm2d::forward(const Tensor& x) {
     ops::add_(num_batches_tracked, ops::full_like(num_batches_tracked, 1));
   }
   return ops::batch_norm(x, weight, bias, running_mean, running_var, is_training(), momentum, eps);
+}
+
+void BatchNorm2d::adapt_state(const std::string& prefix, NamedTensors& state) const {
+  const auto has = [&](const char* name) {
+    return std::ranges::any_of(state,
+                               [&](const auto& named) { return named.first == prefix + name; });
+  };
+  if (!has("running_mean") || has("num_batches_tracked")) return;
+  state.emplace_back(prefix + "num_batches_tracked", Tensor::zeros({}, DType::i64));
 }
 
 Conv2d::Conv2d(int64_t in, int64_t out, Size2d kernel, const Conv2dOptions& options, bool with_bias)

@@ -38,7 +38,8 @@ class LayerNorm : public Module {
   double eps;
 };
 
-/// Images [N, C, H, W] normalised per channel; running statistics serve evaluation.
+/// Images [N, C, H, W] normalised per channel; running statistics serve evaluation. States of
+/// PyTorch before 0.4.1 lack num_batches_tracked, which then is 0.
 class BatchNorm2d : public Module {
  public:
   explicit BatchNorm2d(int64_t channels, double eps = 1e-5, double momentum = 0.1);
@@ -47,6 +48,9 @@ class BatchNorm2d : public Module {
   Tensor running_mean, running_var;
   Tensor num_batches_tracked;  // i64 []
   double eps, momentum;
+
+ protected:
+  void adapt_state(const std::string& prefix, NamedTensors& state) const override;
 };
 
 /// weight [out, in / groups, Kh, Kw], bias [out].

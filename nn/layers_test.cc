@@ -60,6 +60,24 @@ TEST_CASE("BatchNorm2d uses the batch in training and its running statistics in 
   CHECK_THROWS_WITH(layer(Tensor::zeros({2, 1})), Catch::Contains("BatchNorm2d: expected images"));
 }
 
+TEST_CASE("a batch norm's state that counts no batches is one of PyTorch before 0.4.1") {
+  Sequential model;
+  auto& layer = model.append<BatchNorm2d>(1);
+  layer(Tensor::zeros({1, 1, 1, 2}));
+  REQUIRE(layer.num_batches_tracked.item() == 1);
+  const Tensor one = Tensor::full({1}, 3);
+  NamedTensors state = {
+      {"0.weight", one}, {"0.bias", one}, {"0.running_mean", one}, {"0.running_var", one}};
+  model.load_state_dict(state);
+  CHECK(layer.running_var.item() == 3);
+  CHECK(layer.num_batches_tracked.item() == 0);
+  state.pop_back();
+  CHECK_THROWS_WITH(model.load_state_dict(state), Catch::Contains("missing keys: 0.running_var"));
+  state.resize(2);  // nothing of its statistics
+  CHECK_THROWS_WITH(model.load_state_dict(state),
+                    Catch::Contains("0.running_var, 0.num_batches_tracked"));
+}
+
 TEST_CASE("Conv2d slides its kernel") {
   Conv2d layer(2, 4, {1, 3}, {.stride = {1, 2}, .padding = {0, 1}, .groups = 2});
   CHECK(layer.weight.shape() == Shape{4, 1, 1, 3});

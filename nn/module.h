@@ -170,8 +170,8 @@ class Module {
   /// Registers a tensor that is saved but not trained, and returns it.
   Tensor buffer(std::string_view name, Tensor tensor);
 
-  /// Renames keys of states that were saved under older names. `prefix` is this module's path, with
-  /// its final dot. Called before a state's keys are checked.
+  /// Renames keys of states that were saved under older names, and adds what older ones lack.
+  /// `prefix` is this module's path, with its final dot. Called before a state's keys are checked.
   virtual void adapt_state(const std::string& prefix, NamedTensors& state) const;
 
  private:
