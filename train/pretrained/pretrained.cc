@@ -134,6 +134,10 @@ void apply_hugging_face_files(Pretrained& p, const io::Path& directory) {
 void apply_timm_files(Pretrained& p, const io::Path& directory) {
   const std::string place = (directory / "config.json").string();
   const json config = read_json(place);
+  std::string pooling = "token";
+  get(config, place, "global_pool", pooling);
+  WEFT_CHECK(pooling == "token" || pooling.empty(), "{}: global_pool {}, Weft has \"token\"", place,
+             io::quote(pooling));
   const json nested = config.value("pretrained_cfg", json::object());
   if (!nested.is_object()) return;
   std::string filter = "bicubic";

@@ -282,6 +282,25 @@ TEST_CASE("files beside the weights are read, and bad ones refused") {
   std::filesystem::remove_all(folder);
 }
 
+TEST_CASE("timm's weights are read where the class token is what they classify by") {
+  const io::Path folder = scratch("timm");
+  std::filesystem::create_directories(folder);
+  std::filesystem::copy_file(kData / "timm.safetensors", folder / "model.safetensors",
+                             std::filesystem::copy_options::overwrite_existing);
+  const auto read_with = [&](const std::string& config) {
+    io::write_file_atomically(folder / "config.json",
+                              [&](io::FileWriter& writer) { writer.write(config); });
+    return read_pretrained(folder);
+  };
+  const Pretrained pretrained = read_with(R"({"architecture": "vit_base_patch16_224",
+      "global_pool": "token", "pretrained_cfg": {"crop_pct": 1.0, "interpolation": "bilinear"}})");
+  CHECK(pretrained.preprocess.resize == 12);
+  CHECK(pretrained.preprocess.filter == data::Filter::kBilinear);
+  CHECK_THROWS_WITH(read_with(R"({"global_pool": "avg"})"),
+                    Contains(R"(config.json: global_pool "avg", Weft has "token")"));
+  std::filesystem::remove_all(folder);
+}
+
 TEST_CASE("names go from each to each and back, bit for bit") {
   const NamedTensors ours = read_pretrained(kData / "torchvision.pth").state;
   for (const VitNames names : {VitNames::kTorchvision, VitNames::kTimm, VitNames::kHuggingFace}) {
