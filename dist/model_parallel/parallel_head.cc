@@ -71,9 +71,11 @@ Tensor parallel_cross_entropy(const Tensor& logits, const Tensor& labels, int64_
     const Tensor largest = ops::max(z, {1}, true);
     group->all_reduce(largest, ReduceOp::kMax).wait();
     const Tensor shifted = z - largest, e = ops::exp(shifted);
+    // A logit of -inf counts for nothing where nothing is expected of its class.
+    const Tensor unasked = ops::eq(target, ops::full({}, 0, wide, target.device()));
+    const Tensor weighted = ops::masked_fill(target * shifted, unasked, 0);
     // Together, for the latency of one.
-    const Tensor sums =
-        ops::stack({ops::sum(e, {1}, true), ops::sum(target * shifted, {1}, true)}, 0);
+    const Tensor sums = ops::stack({ops::sum(e, {1}, true), ops::sum(weighted, {1}, true)}, 0);
     group->all_reduce(sums).wait();
     const Tensor total = ops::select(sums, 0, 0), chosen = ops::select(sums, 0, 1);
     softmax = e / total;

@@ -608,6 +608,27 @@ TEST_CASE("the loss of dealt-out classes is that of all, gradients and predictio
   }
 }
 
+TEST_CASE("dealt-out classes may be hidden by logits of -inf, as those of a whole head") {
+  Tensor z = Tensor::from(std::vector<double>{1, -INFINITY, 0, 2, -INFINITY, 0.5}, {2, 3});
+  const Tensor labels = Tensor::from(std::vector<int64_t>{2, 0}, {2});
+  z.set_requires_grad(true);
+  const Tensor loss = ops::cross_entropy(z, labels);
+  backward(loss);
+  REQUIRE(std::isfinite(loss.item()));
+  for (int ranks : {1, 2, 3}) {
+    run_ranks(ranks, [&](Communicator& c) {
+      const Cut cut{.dim = 1, .length = 3};
+      Tensor mine = part_of(detach(z), cut, c);
+      mine.set_requires_grad(true);
+      const Tensor ours = parallel_cross_entropy(mine, labels, 3, borrowed(c));
+      WEFT_CHECK(std::abs(ours.item() - loss.item()) < 1e-14, "loss {}, expected {}", ours.item(),
+                 loss.item());
+      backward(ours);
+      expect_close(mine.grad(), part_of(z.grad(), cut, c), "the gradient");
+    });
+  }
+}
+
 TEST_CASE("of equal logits the first is predicted, on whatever rank") {
   run_ranks(3, [](Communicator& c) {
     const Tensor z = Tensor::from(std::vector<float>{1, 5, 0, 2, 5, 5, 0,  //
