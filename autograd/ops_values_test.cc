@@ -243,6 +243,20 @@ TEST_CASE("instance_norm moves its running statistics by the means over the batc
   CHECK(y.to_vector()[1] == Approx((3 - 2) / std::sqrt(3.0)));
 }
 
+TEST_CASE("instance_norm's running statistics of f16 are as f32 has them") {
+  Tensor mean = Tensor::zeros({1}), var = Tensor::zeros({1});
+  // Their mean, 2049, lies between two numbers of f16; the variance of the others is above all.
+  const auto of_f16 = [&](const std::vector<double>& x) {
+    instance_norm(cast(Tensor::from(x, {1, 1, 2}), DType::f16), mean, var, {}, {}, true, 1);
+  };
+  of_f16({2048, 2050});
+  CHECK(mean.item() == 2049);
+  CHECK(var.item() == 2);
+  of_f16({-1024, 1024});
+  CHECK(mean.item() == 0);
+  CHECK(var.item() == 2 * 1024 * 1024);
+}
+
 struct Refusal {
   std::function<void()> run;
   const char* message;

@@ -208,12 +208,11 @@ Tensor instance_norm(const Tensor& x, Tensor running_mean, Tensor running_var, c
   }
   WEFT_CHECK(elements > 1 || x.numel() == 0,
              "instance_norm: needs more than one value per channel, got {}", x);
-  {
+  if (running_mean.defined() || running_var.defined()) {
     const NoGrad guard;
-    if (running_mean.defined()) {
-      update_running(running_mean, mean(mean(x, instance), {0}), momentum);
-    }
-    if (running_var.defined()) update_running(running_var, mean(var(x, instance), {0}), momentum);
+    const Tensor wide = raw::widened(x);
+    update_running(running_mean, mean(mean(wide, instance), {0}), momentum);
+    update_running(running_var, mean(var(wide, instance), {0}), momentum);
   }
   return normalized_groups(x, x.size(1), weight, bias, eps);
 }
