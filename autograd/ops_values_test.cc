@@ -241,6 +241,11 @@ TEST_CASE("instance_norm moves its running statistics by the means over the batc
   CHECK(var.item() == 0.5 * (1 + 5.0));  // (1 + (2 + 8) / 2) / 2
   const Tensor y = instance_norm(x, mean, var, {}, {}, false, 0.5, 0);
   CHECK(y.to_vector()[1] == Approx((3 - 2) / std::sqrt(3.0)));
+  for (const Shape& empty : {Shape{0, 1, 2}, Shape{2, 1, 0}}) {
+    instance_norm(Tensor::zeros(empty, DType::f64), mean, var, {}, {}, true, 0.5);
+    CHECK(mean.item() == 2);
+    CHECK(var.item() == 3);
+  }
 }
 
 TEST_CASE("instance_norm's running statistics of f16 are as f32 has them") {

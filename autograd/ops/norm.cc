@@ -208,7 +208,8 @@ Tensor instance_norm(const Tensor& x, Tensor running_mean, Tensor running_var, c
   }
   WEFT_CHECK(elements > 1 || x.numel() == 0,
              "instance_norm: needs more than one value per channel, got {}", x);
-  if (running_mean.defined() || running_var.defined()) {
+  // An empty batch has no statistics.
+  if (x.numel() > 0 && (running_mean.defined() || running_var.defined())) {
     const NoGrad guard;
     const Tensor wide = raw::widened(x);
     update_running(running_mean, mean(mean(wide, instance), {0}), momentum);
