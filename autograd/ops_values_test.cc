@@ -209,9 +209,16 @@ TEST_CASE("numbers beside 16 bits enter the arithmetic as they are") {
   CHECK(eq(cast(tenth, DType::f16), Tensor::full({}, 0.1, DType::f16)).item() == 1);
 }
 
-TEST_CASE("narrow norms are summed in f32") {
+TEST_CASE("narrow norms and sums of exponentials are summed in f32") {
   // 300^2 is more than f16 holds.
   CHECK(norm(Tensor::full({4}, 300, DType::f16)).item() == 600);
+  constexpr int64_t kMany = 70000;  // and so is this
+  const Tensor equals = Tensor::full({kMany}, 1, DType::f16).set_requires_grad(true);
+  const Tensor y = logsumexp(equals);
+  CHECK(y.dtype() == DType::f16);
+  CHECK(y.item() == Approx(1 + std::log(kMany)).epsilon(1e-3));
+  backward(y);
+  CHECK(equals.grad().to_vector()[kMany - 1] == Approx(1.0 / kMany).epsilon(1e-2));
 }
 
 TEST_CASE("gradients where a root has none are 0") {

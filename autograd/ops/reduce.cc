@@ -5,6 +5,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/deferral.h"
+#include "autograd/fused.h"
 #include "autograd/ops.h"
 #include "autograd/ops/recording.h"
 #include "autograd/raw.h"
@@ -265,9 +266,13 @@ Tensor logsumexp(const Tensor& input, const Shape& dims, bool keepdim) {
   {
     const NoGrad guard;
     shift = max(detach(x), dims, true);
-    shift = masked_fill(shift, isinf(shift), 0);
+    shift = cast(masked_fill(shift, isinf(shift), 0), wide(x.dtype()));
   }
-  return add(log(sum(exp(sub(x, shift)), dims, keepdim)), reshape(shift, axes.result(keepdim)));
+  const auto exponentials = [](const Tensors& t) {
+    return exp(sub(cast(t[0], t[1].dtype()), t[1]));
+  };
+  const Tensor rest = log(sum(fused(exponentials, {x, shift}), dims, keepdim));
+  return cast(add(rest, reshape(shift, axes.result(keepdim))), x.dtype());
 }
 
 Tensor trace(const Tensor& x) {
