@@ -392,6 +392,20 @@ TEST_CASE("a graph of f16's gradients does not leave its range on the way") {
   }
 }
 
+TEST_CASE("nll_loss of f16 counts labels and adds weights beyond its range") {
+  constexpr int64_t kMany = 70000;
+  Tensor x = Tensor::full({kMany, 2}, -0.5, DType::f16).set_requires_grad(true);
+  const Tensor labels = Tensor::zeros({kMany}, DType::i64);
+  labels.data<int64_t>()[0] = -100;
+  const Tensor loss = nll_loss(x, labels);
+  CHECK(loss.dtype() == DType::f16);
+  CHECK(loss.item() == 0.5);
+  backward(loss);
+  CHECK(x.grad().to_vector()[2] == Approx(-1.0 / (kMany - 1)).epsilon(1e-2));
+  CHECK(nll_loss(x, labels, {.weight = Tensor::full({2}, 3)}).item() == 0.5);
+  CHECK(nll_loss(x, labels, {.reduction = LossReduction::kNone}).dtype() == DType::f16);
+}
+
 TEST_CASE("bad input is named") {
   const Tensor x = Tensor::zeros({2, 3}), image = Tensor::zeros({1, 2, 4, 4});
   const Tensor i = Tensor::zeros({2}, DType::i64), mask = gt(x, x);

@@ -60,8 +60,9 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& labels,
     const Tensor picked = squeeze(gather(x, axis, unsqueeze(labels, axis)), axis);
     return neg(reduced("nll_loss", picked, options.reduction));
   }
-  const Tensor weight =
-      given.defined() ? cast(given, x.dtype()) : ones({classes}, x.dtype(), x.device());
+  // f16 cannot hold the sum of 65,520 weights.
+  const DType wide = itemsize(x.dtype()) < 4 ? DType::f32 : x.dtype();
+  const Tensor weight = given.defined() ? cast(given, wide) : ones({classes}, wide, x.device());
   const Tensor ignored = eq(labels, number(labels, static_cast<double>(options.ignore_index)));
   const Tensor label = masked_fill(labels, ignored, 0);
   Tensor picked_weight = reshape(index_select(weight, 0, reshape(label, {-1})), expected);
@@ -69,9 +70,10 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& labels,
   const Tensor picked = squeeze(gather(x, axis, unsqueeze(label, axis)), axis);
   // Not the product alone: 0 times an infinity of an ignored label would be NaN.
   const Tensor loss = masked_fill(neg(mul(picked, picked_weight)), ignored, 0);
-  if (options.reduction != LossReduction::kMean)
-    return reduced("nll_loss", loss, options.reduction);
-  return div(sum(loss), sum(picked_weight));
+  const bool is_mean = options.reduction == LossReduction::kMean;
+  return cast(
+      is_mean ? div(sum(loss), sum(picked_weight)) : reduced("nll_loss", loss, options.reduction),
+      x.dtype());
 }
 
 Tensor kl_div(const Tensor& input, const Tensor& targets, LossReduction reduction,
