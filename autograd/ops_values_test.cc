@@ -359,6 +359,10 @@ TEST_CASE("means, deviations and shares of f16 do not leave its range on the way
   CHECK(deviation.item() == Approx(424.26).epsilon(1e-3));
   backward(deviation);
   CHECK(wide.grad().to_vector()[0] == Approx(0.7071).epsilon(1e-3));
+  // Their mean is none of bf16: rounded it would be one of the two, and its gradient 0.
+  Tensor close = cast(Tensor::from(std::vector<float>{128, 129}, {2}), DType::bf16);
+  backward(ops::var(close.set_requires_grad(true)));
+  CHECK(close.grad().to_vector() == std::vector<double>{-1, 1});
 }
 
 TEST_CASE("a graph of f16's gradients does not leave its range on the way") {

@@ -107,10 +107,11 @@ Tensor sum(const Tensor& input, const Shape& dims, bool keepdim) {
                 });
 }
 
-Tensor mean(const Tensor& x, const Shape& dims, bool keepdim) {
-  raw::check_floating("mean", x);
+namespace {
+
+Tensor mean_as(DType dtype, const Tensor& x, const Shape& dims, bool keepdim) {
   const Axes axes(x, dims, "mean");
-  Tensor y = compute(x, axes, Reduction::kMean, x.dtype(), keepdim);
+  Tensor y = compute(x, axes, Reduction::kMean, dtype, keepdim);
   const double scale = 1.0 / static_cast<double>(axes.count);
   return record("mean", {x}, y, {},
                 [=, kept = axes.kept, shape = x.shape()](const Backward& b) -> Tensors {
@@ -118,6 +119,13 @@ Tensor mean(const Tensor& x, const Shape& dims, bool keepdim) {
                   const Tensor share = cast(cast(b.dy(), wide(dtype)) * scale, dtype);
                   return {expand(reshape(share, kept), shape)};
                 });
+}
+
+}  // namespace
+
+Tensor mean(const Tensor& x, const Shape& dims, bool keepdim) {
+  raw::check_floating("mean", x);
+  return mean_as(x.dtype(), x, dims, keepdim);
 }
 
 namespace {
@@ -189,7 +197,8 @@ Tensor variance(const Tensor& x, const Shape& dims, double correction, bool keep
   const double scale = 2.0 / std::max(0.0, static_cast<double>(axes.count) - correction);
   return record("var", {x}, y, {x}, [=, kept = axes.kept](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0);
-    const Tensor centre = mean(x, reduced(kept), true);
+    // Rounded to 16 bits the mean would move by as much as the elements differ.
+    const Tensor centre = mean_as(wide(x.dtype()), x, reduced(kept), true);
     const Tensor slope = reshape(cast(b.dy(), wide(x.dtype())) * scale, kept);
     return {in_one_pass(x, [&] { return cast(mul(sub(x, centre), slope), x.dtype()); })};
   });
