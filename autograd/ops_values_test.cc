@@ -240,6 +240,13 @@ TEST_CASE("norms whose slope at 0 is infinite have the gradient 0 there") {
   }
 }
 
+TEST_CASE("an exponent of integers has a gradient") {
+  Tensor x = Tensor::from(std::vector<double>{0.5, 2, 1}, {3}).set_requires_grad(true);
+  backward(sum(ops::pow(places({4, 3, 0}), x)));
+  const std::vector<double> expected = {2 * std::log(4), 9 * std::log(3), 0};
+  for (int i = 0; i < 3; ++i) CHECK(x.grad().to_vector()[i] == Approx(expected[i]));
+}
+
 TEST_CASE("instance_norm moves its running statistics by the means over the batch") {
   Tensor mean = Tensor::zeros({1}, DType::f64), var = Tensor::full({1}, 1, DType::f64);
   const Tensor x = Tensor::from(std::vector<double>{1, 3, 4, 8}, {2, 1, 2});

@@ -361,7 +361,7 @@ Tensor pow(const Tensor& first, const Tensor& second, std::optional<DType> resul
         return in_one_pass(g.dy(), [&] {
           const Tensor a = g.saved(0), b = g.saved(1), y = g.saved(2);
           const Tensor at_zero = logical_and(eq(a, scalar_like(a, 0)), ge(b, scalar_like(b, 0)));
-          return mul(g.dy(), where(at_zero, scalar_like(y, 0), mul(y, log(a))));
+          return mul(g.dy(), where(at_zero, scalar_like(y, 0), mul(y, log(cast(a, y.dtype())))));
         });
       });
 }
