@@ -297,6 +297,15 @@ TEST_CASE("a pass records where a graph is asked for, whatever its caller does")
   CHECK_FALSE(x.grad().requires_grad());
 }
 
+TEST_CASE("what no gradient needs may be changed in place") {
+  Tensor x = leaf({1, 2});
+  Tensor h = x * 1.0;
+  const Tensor y = ops::div(h, Tensor::full({2}, 4)), z = ops::matmul(h, Tensor::full({2, 1}, 3));
+  ops::add_(h, Tensor::full({2}, 1));
+  backward(ops::sum(y) + ops::sum(z));
+  CHECK(x.grad().to_vector() == Values{3.25, 3.25});
+}
+
 TEST_CASE("what a checkpoint hands through is not changed in place unseen") {
   Tensor w = leaf({1, 2});
   const Tensor h = w * 1.0;

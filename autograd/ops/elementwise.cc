@@ -315,10 +315,9 @@ Tensor div(const Tensor& first, const Tensor& second, std::optional<DType> resul
   const Tensor b = integers ? cast(second, DType::f32) : second;
   return record("div", {a, b}, compute(B::kDiv, a, b, 1, result), {a, b},
                 [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
-                  const Tensor a = g.saved(0), b = g.saved(1);
-                  const Tensor da = div(g.dy(), b, g.dy().dtype());
+                  const Tensor b = g.saved(1), da = div(g.dy(), b, g.dy().dtype());
                   return {g.needs(0) ? ma.fit(da) : Tensor(),
-                          g.needs(1) ? mb.fit(neg(mul(da, div(a, b)))) : Tensor()};
+                          g.needs(1) ? mb.fit(neg(mul(da, div(g.saved(0), b)))) : Tensor()};
                 });
 }
 

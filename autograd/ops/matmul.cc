@@ -23,11 +23,10 @@ Tensor transposed(const Tensor& x) { return view::transpose(x, -1, -2); }
 Tensor batched(const Tensor& a, const Tensor& b) {
   Tensor c = raw::matmul(a, b, a.dtype());
   if (!is_observed(a, b)) return c;
-  return record("matmul", {a, b}, c, {a, b}, [](const Backward& g) -> Tensors {
-    const Tensor a = g.saved(0), b = g.saved(1);
-    const Tensor dc = cast(g.dy(), a.dtype());
-    return {g.needs(0) ? matmul(dc, transpose(b, -1, -2)) : Tensor(),
-            g.needs(1) ? matmul(transpose(a, -1, -2), dc) : Tensor()};
+  return record("matmul", {a, b}, c, {a, b}, [dtype = a.dtype()](const Backward& g) -> Tensors {
+    const Tensor dc = cast(g.dy(), dtype);
+    return {g.needs(0) ? matmul(dc, transpose(g.saved(1), -1, -2)) : Tensor(),
+            g.needs(1) ? matmul(transpose(g.saved(0), -1, -2), dc) : Tensor()};
   });
 }
 
