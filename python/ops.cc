@@ -26,6 +26,12 @@ void copy_over(Tensor& x, const Tensor& result) {
   ops::copy_(x, result);
 }
 
+/// x as an op reads it whose result is copied over x: a copy where a gradient of these inputs may
+/// need it later.
+Tensor as_it_was(const Tensor& x, const Tensors& inputs) {
+  return is_recording(inputs) ? ops::clone(x) : x;
+}
+
 /// Where an operation is entered: as weft.NAME(input, ...) and as Tensor.NAME(...).
 struct Table {
   nb::module_& m;
@@ -76,7 +82,7 @@ struct Table {
     const std::string documented = "ops::" + std::string(*names.begin());
     for (const char* name : names) {
       op(name, f, docs(documented));
-      in_place(std::string(name) + "_", [f](Tensor& x) { copy_over(x, f(x)); });
+      in_place(std::string(name) + "_", [f](Tensor& x) { copy_over(x, f(as_it_was(x, {x}))); });
     }
   }
   void unary(const char* name, Unary f) { unary({name}, f); }
@@ -192,10 +198,12 @@ void bind_elementwise(Table& table) {
   table.arithmetic_in_place("add", "add", [](Tensor& x, const Tensor& y) { ops::add_(x, y); });
   table.arithmetic_in_place("sub", "sub", [](Tensor& x, const Tensor& y) { ops::add_(x, y, -1); });
   table.arithmetic_in_place("mul", "mul", [](Tensor& x, const Tensor& y) { ops::mul_(x, y); });
-  table.arithmetic_in_place("div", "truediv",
-                            [](Tensor& x, const Tensor& y) { copy_over(x, ops::div(x, y)); });
-  table.arithmetic_in_place("pow", "pow",
-                            [](Tensor& x, const Tensor& y) { copy_over(x, ops::pow(x, y)); });
+  table.arithmetic_in_place("div", "truediv", [](Tensor& x, const Tensor& y) {
+    copy_over(x, ops::div(as_it_was(x, {y}), y));
+  });
+  table.arithmetic_in_place("pow", "pow", [](Tensor& x, const Tensor& y) {
+    copy_over(x, ops::pow(as_it_was(x, {x, y}), y));
+  });
 
   table.comparison("eq", ops::eq);
   table.comparison("ne", ops::ne);

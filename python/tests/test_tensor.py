@@ -229,6 +229,19 @@ class Operators(unittest.TestCase):
         with self.assertRaises(weft.Error):
             p += 1
 
+    def test_in_place_forms_have_gradients(self):
+        w = weft.tensor([1.0, 4.0], requires_grad=True)
+        x = w * 1
+        x /= 2
+        x.pow_(2).log_()
+        x.sum().backward()
+        self.assertEqual(w.grad.tolist(), [2.0, 0.5])  # of log(w^2 / 4)
+        w.grad = None
+        y = weft.ones(2)
+        y /= w
+        y.sum().backward()
+        self.assertEqual(w.grad.tolist(), [-1.0, -0.0625])
+
     def test_errors_name_what_is_wrong(self):
         with self.assertRaisesRegex(weft.Error, r"add: .*\[2\].*\[3\]"):
             weft.ones(2) + weft.ones(3)
