@@ -76,7 +76,7 @@ void clip_grad_value(const Tensors& parameters, double limit) {
   WEFT_CHECK(limit >= 0, "clip_grad_value: the limit must not be negative, got {}", limit);
   const NoGrad guard;
   const std::shared_ptr<GradientOwner> owner = gradient_owner(parameters);
-  for (Tensor& gradient : gradients_of(owner ? owner->complete(parameters) : parameters)) {
+  for (Tensor& gradient : contiguous_gradients(owner ? owner->complete(parameters) : parameters)) {
     ops::copy_(gradient, ops::clamp(gradient, -limit, limit));
   }
 }

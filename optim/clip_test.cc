@@ -73,6 +73,9 @@ TEST_CASE("gradients of any strides are clipped") {
   p.set_grad(ops::transpose(g, 0, 1));
   CHECK(clip_grad_norm({p}, 2.5) == 5);
   CHECK(p.grad().to_vector()[1] == Approx(2).epsilon(1e-6));
+  p.set_grad(ops::expand(Tensor::from(std::vector<float>{3}, {1, 1}), {2, 2}));
+  clip_grad_value({p}, 2);
+  CHECK(p.grad().to_vector() == std::vector<double>(4, 2));
 }
 
 }  // namespace
