@@ -299,8 +299,12 @@ void bind_elementwise(Table& table) {
       [](const Tensor& x, const MaybeTensor& min, const MaybeTensor& max) {
         WEFT_CHECK(min.tensor.defined() || max.tensor.defined(),
                    "clamp: expected min, max or both");
-        const Tensor raised = min.tensor.defined() ? ops::maximum(x, min) : x;
-        return max.tensor.defined() ? ops::minimum(raised, max) : raised;
+        // Where x is at a bound the gradient is its own, as beside a number.
+        const auto bounded = [](const Tensor& x, const Tensor& bound, Binary is_beyond) {
+          return ops::where(ops::logical_or(is_beyond(x, bound), ops::is_nan(bound)), bound, x);
+        };
+        const Tensor raised = min.tensor.defined() ? bounded(x, min, ops::lt) : x;
+        return max.tensor.defined() ? bounded(raised, max, ops::gt) : raised;
       },
       "min"_a = nb::none(), "max"_a = nb::none());
   table.m.attr("clip") = table.m.attr("clamp");

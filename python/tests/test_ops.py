@@ -117,6 +117,13 @@ class Ops(unittest.TestCase):
         x = weft.tensor([1.0, 5.0, 9.0])
         self.assertEqual(x.clamp(weft.tensor([2.0, 2.0, 2.0]), weft.tensor([8.0, 8.0, 8.0])).tolist(), [2, 5, 8])
         self.assertEqual(x.clamp(max=weft.tensor(4.0)).tolist(), [1, 4, 4])
+        low = weft.tensor([1.0, 6.0, float("nan")])
+        x.requires_grad = low.requires_grad = True
+        y = x.clamp(low, weft.tensor(6.0))
+        self.assertEqual(y.tolist()[:2], [1, 6])
+        self.assertTrue(math.isnan(y.tolist()[2]))
+        y.sum().backward()
+        self.assertEqual((x.grad.tolist(), low.grad.tolist()), ([1, 0, 0], [0, 1, 1]))
         self.assertEqual(weft.eye(2, 3).tolist(), [[1, 0, 0], [0, 1, 0]])
 
     def test_heads_that_share_keys(self):
