@@ -173,6 +173,12 @@ TEST_CASE("dtypes of results") {
     CHECK(sorted.dtype() == DType::bf16);
     CHECK(order.dtype() == DType::i64);
   }
+  const Tensor clamped = clamp(places({-5, 16777217, 20000000}), 0, 18000000);
+  CHECK(clamped.dtype() == DType::i64);
+  CHECK(clamped.to_vector() == std::vector<double>{0, 16777217, 18000000});
+  CHECK(clamp(places({-5, 16777217}), 0, kInf).to_vector() == std::vector<double>{0, 16777217});
+  CHECK(clamp(cast(whole, DType::i32), -2, 2).dtype() == DType::i32);
+  CHECK(clamp(whole, 0, 0.5).dtype() == DType::f32);
   CHECK(ops::any(whole).dtype() == DType::boolean);
   CHECK(isinf(whole).to_vector() == std::vector<double>(7, 0));
 }

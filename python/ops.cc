@@ -278,20 +278,7 @@ void bind_elementwise(Table& table) {
       "clamp",
       [](const Tensor& x, std::optional<double> min, std::optional<double> max) {
         WEFT_CHECK(min || max, "clamp: expected min, max or both");
-        const auto is_whole = [](std::optional<double> bound) {
-          constexpr double kExact = 9007199254740992;  // 2^53
-          return !bound || (*bound == std::trunc(*bound) && std::abs(*bound) <= kExact);
-        };
-        if (is_floating(x.dtype()) || !is_whole(min) || !is_whole(max)) {
-          return ops::clamp(x, min.value_or(-HUGE_VAL), max.value_or(HUGE_VAL));
-        }
-        // Integers stay what they are.
-        const auto number = [&](double bound) {
-          return ops::full({}, bound, DType::i64, x.device());
-        };
-        Tensor y = min ? ops::maximum(x, number(*min)) : x;
-        if (max) y = ops::minimum(y, number(*max));
-        return ops::cast(y, x.dtype());
+        return ops::clamp(x, min.value_or(-HUGE_VAL), max.value_or(HUGE_VAL));
       },
       "min"_a = nb::none(), "max"_a = nb::none());
   table.op(

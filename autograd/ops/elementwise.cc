@@ -457,6 +457,15 @@ Tensor gelu(const Tensor& x, Gelu form) {
 
 Tensor clamp(const Tensor& x, double low, double high) {
   WEFT_CHECK(low <= high, "clamp: low {} is above high {}", low, high);
+  // Integers stay what they are between whole numbers.
+  const auto is_whole = [](double bound) {
+    return std::isinf(bound) || (bound == std::trunc(bound) && std::abs(bound) <= 0x1p53);
+  };
+  if (!is_floating(x.dtype()) && is_whole(low) && is_whole(high)) {
+    const auto number = [&](double bound) { return full({}, bound, DType::i64, x.device()); };
+    const Tensor raised = std::isinf(low) ? x : maximum(x, number(low));
+    return cast(std::isinf(high) ? raised : minimum(raised, number(high)), x.dtype());
+  }
   Tensor y;
   {
     NoGrad guard;
