@@ -103,7 +103,7 @@ TEST_CASE("a device's loader continues where it is told to, and shares batches o
   for (Loader* loader : {&here, &there}) loader->seek({1, 2});
   check_same(here, there);
   for (int rank : {0, 1, 2}) {
-    // Of 7 images three ranks have 3, 3 and 1; of the last two 1, 1 and none.
+    // Of 7 images three ranks have 3, 2 and 2; of the last two 1, 1 and none.
     LoaderOptions options = options_on(Device{}, {.mixup = 0.5}, DType::f32);
     options.micro_batches = options.ranks = 3;
     options.rank = rank;

@@ -162,9 +162,10 @@ class Loader::Workers {
     const int64_t number = index % per_batch * options_.ranks + options_.rank;
     const int64_t first = index / per_batch * options_.batch_size;
     const int64_t whole = std::min(options_.batch_size, static_cast<int64_t>(order.size()) - first);
-    const int64_t share = (whole + options_.micro_batches - 1) / options_.micro_batches;
-    const int64_t begin = first + (number * share < whole ? number * share : 0);
-    int64_t count = std::clamp<int64_t>(whole - number * share, 0, share);
+    // As many for each, and one more for the first ones.
+    const int64_t share = whole / options_.micro_batches, rest = whole % options_.micro_batches;
+    int64_t count = share + (number < rest ? 1 : 0);
+    const int64_t begin = first + (count > 0 ? number * share + std::min(number, rest) : 0);
     const bool is_filler = count == 0 && options_.fills_empty;
     if (is_filler) count = 1;
     const int size = options_.preprocess.size;

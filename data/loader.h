@@ -12,7 +12,7 @@
 // Several ranks share the batches: each is cut into micro-batches that are as equal as it goes, and
 // rank r of N takes those of numbers r, r + N, ... of each in turn, as batches of its own. Together
 // the ranks see what one loader of whole batches would yield, but for mixup and cutmix, which mix
-// within a micro-batch. A micro-batch may be empty.
+// within a micro-batch. Where a batch has fewer samples than micro-batches the last ones are empty.
 #pragma once
 
 #include <cstdint>

@@ -300,6 +300,24 @@ TEST_CASE("one worker prepares more than 10,000 small images a second") {
   std::printf("loader: %.0f images per processor second\n", count / seconds);
 }
 
+TEST_CASE("a batch's micro-batches differ by one sample at most, and none is empty without need") {
+  const auto sizes = [](int64_t samples, int micro_batches) {
+    Loader loader(
+        counting(samples),
+        {.batch_size = samples, .micro_batches = micro_batches, .preprocess = {.size = 8}});
+    std::vector<int64_t> sizes;
+    while (const auto batch = loader.next()) sizes.push_back(batch->size());
+    return sizes;
+  };
+  using Sizes = std::vector<int64_t>;
+  CHECK(sizes(7, 3) == Sizes{3, 2, 2});
+  CHECK(sizes(9, 4) == Sizes{3, 2, 2, 2});  // not 3, 3, 3 and none
+  CHECK(sizes(2, 3) == Sizes{1, 1, 0});
+  Sizes many = sizes(64, 12);
+  CHECK(std::ranges::count(many, 6) == 4);
+  CHECK(std::ranges::count(many, 5) == 8);
+}
+
 TEST_CASE("the micro-batches of the ranks together are the batches of one loader") {
   LoaderOptions whole = everything(1);
   whole.augmentation.mixup = whole.augmentation.cutmix = 0;  // these mix within a micro-batch

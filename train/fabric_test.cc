@@ -700,6 +700,21 @@ TEST_CASE("batches of different numbers of tensors are refused where they would 
   CHECK_THROWS_WITH(loader.next(), Contains("batches of 1 and 2 tensors cannot be shared out"));
 }
 
+TEST_CASE("the rows of a batch that is cut differ by one at most from rank to rank") {
+  struct Source {
+    int64_t rows;
+    std::optional<Tensor> next() { return Tensor::zeros({rows}); }
+  };
+  for (const auto& [rows, sizes] : {std::pair(7, std::array<int64_t, 3>{3, 2, 2}),
+                                    std::pair(4, std::array<int64_t, 3>{2, 1, 1})}) {
+    for (int rank = 0; rank < 3; ++rank) {
+      Source source{rows};
+      SharedLoader<Source> loader(source, {.ranks = 3, .rank = rank});
+      CHECK(loader.next()->size(0) == sizes[rank]);
+    }
+  }
+}
+
 TEST_CASE("a loader is set up where it stands, and shares each of its samples once") {
   const data::DatasetPtr dataset = data::open_data("builtin", 1).validation;
   const int64_t size = std::min<int64_t>(dataset->size(), 1 << 20);

@@ -26,6 +26,7 @@
 #include "core/error.h"
 #include "core/transfer.h"
 #include "data/loader.h"
+#include "dist/model_parallel/rank_parts.h"
 
 namespace weft::train {
 
@@ -157,11 +158,10 @@ class SharedLoader {
       rows = x.size(0);
     }
     WEFT_CHECK(rows > 0, "loader: a batch without samples cannot be shared out");
-    const int64_t share = (rows + options_.ranks - 1) / options_.ranks;
-    const int64_t first = options_.rank * share;
-    const bool is_filler = first >= rows;
-    const int64_t begin = is_filler ? 0 : first;
-    const int64_t count = is_filler ? 1 : std::min(share, rows - first);
+    const int64_t share = dist::even_part(rows, options_.ranks, options_.rank);
+    const bool is_filler = share == 0;
+    const int64_t begin = is_filler ? 0 : dist::even_begin(rows, options_.ranks, options_.rank);
+    const int64_t count = is_filler ? 1 : share;
     for_each_tensor(batch, [&](Tensor& x) {
       if (x.dim() > 0) x = ops::narrow(x, 0, begin, count);
     });
