@@ -16,14 +16,14 @@ struct GptOption {
 template <class T>
 GptOption(const char*, T GptConfig::*) -> GptOption<T>;
 
-/// What the weights of a GPT-2 tell of it; else it is as GptConfig::gpt2() says.
+/// What the files of a GPT-2 tell of it; else it is as GptConfig::gpt2() says.
 constexpr auto gpt_sizes() {
   using C = GptConfig;
   return std::tuple(GptOption{"vocabulary", &C::vocabulary}, GptOption{"context", &C::context},
                     GptOption{"width", &C::width}, GptOption{"layers", &C::layers},
                     GptOption{"heads", &C::heads}, GptOption{"kv_heads", &C::kv_heads},
                     GptOption{"hidden", &C::hidden}, GptOption{"tied_head", &C::tied_head},
-                    GptOption{"eps", &C::eps});
+                    GptOption{"eps", &C::eps}, GptOption{"dropout", &C::dropout});
 }
 
 /// All of them.
@@ -33,7 +33,7 @@ constexpr auto gpt_options() {
       gpt_sizes(),
       std::tuple(GptOption{"norm", &C::norm}, GptOption{"positions", &C::positions},
                  GptOption{"activation", &C::activation}, GptOption{"biases", &C::biases},
-                 GptOption{"dropout", &C::dropout}, GptOption{"rope_base", &C::rope_base},
+                 GptOption{"rope_base", &C::rope_base},
                  GptOption{"checkpoint_activations", &C::checkpoint_activations}));
 }
 

@@ -213,7 +213,8 @@ std::string make_gpt2(const std::string& name, int64_t vocabulary, weft::Tensor&
   }
   const std::string directory = fresh_scratch(name);
   std::filesystem::create_directories(directory);
-  std::ofstream(directory + "/config.json") << R"({"model_type": "gpt2", "n_head": 2})";
+  std::ofstream(directory + "/config.json")
+      << R"({"model_type": "gpt2", "n_head": 2, "embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0})";
   weft::io::write_safetensors(directory + "/model.safetensors", state);
   return directory;
 }
@@ -236,6 +237,8 @@ TEST_CASE("A language model is fine-tuned from the weights of a run, or of a GPT
   const auto tuned =
       run_train("gpt2_tuned", "--data " + file + " " + model + still + "--weights " + gpt2);
   CHECK(tuned[0].at("notes") == json({"of 50257 tokens those of the 256 bytes are kept"}));
+  const json state = json::parse(read_file(scratch("gpt2_tuned") + "/step-1/state.json"));
+  CHECK(state.at("state").at("gpt2").at("dropout") == 0);  // config.json's
   const auto read = weft::io::read_safetensors(weights("gpt2_tuned")).tensors;
   const auto rows = std::ranges::find(read, "wte.weight", &weft::NamedTensors::value_type::first);
   REQUIRE(rows != read.end());

@@ -1,6 +1,7 @@
 #include "train/pretrained/gpt2.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <unordered_set>
 
@@ -121,6 +122,16 @@ void apply_gpt2_files(Pretrained& p, const io::Path& directory) {
     get(config, place, key, value);
     WEFT_CHECK(value == expected, "{}: {} is {}, which Weft does not have", place, key, value);
   }
+  std::array<double, 3> dropouts;
+  dropouts.fill(models::GptConfig::gpt2().dropout);
+  constexpr const char* kDropouts[] = {"embd_pdrop", "attn_pdrop", "resid_pdrop"};
+  for (size_t i = 0; i < dropouts.size(); ++i) get(config, place, kDropouts[i], dropouts[i]);
+  const double dropout = dropouts[0];
+  WEFT_CHECK(dropouts[1] == dropout && dropouts[2] == dropout && dropout >= 0 && dropout < 1,
+             "{}: embd_pdrop, attn_pdrop and resid_pdrop are {}, {} and {}, Weft has one number in "
+             "[0, 1) for all three",
+             place, dropout, dropouts[1], dropouts[2]);
+  p.dropout = dropout;
   p.layer_norm_eps = models::GptConfig::gpt2().eps;
   get(config, place, "layer_norm_epsilon", p.layer_norm_eps);
   WEFT_CHECK(p.layer_norm_eps > 0 && p.layer_norm_eps < 1,
@@ -157,6 +168,7 @@ models::GptConfig gpt2_config_of(const Pretrained& p) {
   }
   config.tied_head = find(p.state, kHead) == nullptr;
   if (p.layer_norm_eps > 0) config.eps = p.layer_norm_eps;
+  config.dropout = p.dropout.value_or(config.dropout);
   constexpr int64_t kUsualDepth = 64;
   const int64_t heads = p.heads.value_or(w / kUsualDepth);
   WEFT_CHECK(heads > 0 && (p.heads ? w % heads == 0 : w % kUsualDepth == 0),

@@ -26,8 +26,8 @@ NamedTensors to_gpt2(const NamedTensors& state);
 /// a GPT-2 does not have, such as Llama's.
 NamedTensors from_gpt2(const NamedTensors& state);
 
-/// What a config.json beside `file` says of a GPT-2: heads and eps go to `pretrained`. Throws Error
-/// naming a setting under which GPT-2 computes what Weft's does not.
+/// What a config.json beside `file` says of a GPT-2: heads, eps and dropout go to `pretrained`.
+/// Throws Error naming a setting under which GPT-2 computes what Weft's does not.
 void apply_gpt2_files(Pretrained& pretrained, const io::Path& directory);
 
 /// The architecture that the tensors' shapes tell. The number of heads, which they do not, is the

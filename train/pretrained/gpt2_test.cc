@@ -227,6 +227,22 @@ TEST_CASE("Weft's own file of a GPT-2 is read as it is, and keeps heads and eps"
   for (size_t i = 0; i < a.size(); ++i) CHECK(a[i].second.to_vector() == b[i].second.to_vector());
 }
 
+TEST_CASE("a GPT-2 is trained with config.json's dropout, also when it was converted") {
+  CHECK(gpt2_config_of(read_pretrained(kData / "gpt2")).dropout == 0.1);
+  const io::Path folder = scratch("dropout"), converted = scratch("dropout.safetensors");
+  std::filesystem::create_directories(folder);
+  std::filesystem::copy_file(kData / "gpt2/model.safetensors", folder / "model.safetensors",
+                             std::filesystem::copy_options::overwrite_existing);
+  io::write_file_atomically(folder / "config.json", [](io::FileWriter& writer) {
+    writer.write(R"({"n_head": 2, "embd_pdrop": 0, "attn_pdrop": 0.0, "resid_pdrop": 0})");
+  });
+  const Pretrained pretrained = read_pretrained(folder);
+  CHECK(gpt2_config_of(pretrained).dropout == 0);
+  io::write_safetensors(converted, pretrained.state, source_metadata(pretrained));
+  CHECK(gpt2_config_of(read_pretrained(converted)).dropout == 0);
+  std::filesystem::remove_all(folder);
+}
+
 TEST_CASE("a GPT-2 that does not fit is named") {
   const NamedTensors state = read_pretrained(kData / "gpt2").file.tensors;
   NamedTensors twice = state;
@@ -249,6 +265,8 @@ TEST_CASE("a GPT-2 that does not fit is named") {
         std::pair(R"({"scale_attn_weights": false})", "scale_attn_weights is false"),
         std::pair(R"({"n_head": "two"})", R"("n_head": expected a whole number, got "two")"),
         std::pair(R"({"layer_norm_epsilon": 2})", "layer_norm_epsilon 2, expected a number"),
+        std::pair(R"({"attn_pdrop": 0})",
+                  "embd_pdrop, attn_pdrop and resid_pdrop are 0.1, 0 and 0.1"),
         std::pair("[]", "config.json: not a JSON object")}) {
     INFO(text);
     io::write_file_atomically(folder / "config.json",

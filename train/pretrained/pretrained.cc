@@ -20,7 +20,7 @@ using json = nlohmann::json;
 
 constexpr const char *kNamesKey = "source", *kEpsKey = "layer_norm_eps",
                      *kHeadsKey = "attention_heads", *kMeanKey = "image_mean",
-                     *kStdKey = "image_std";
+                     *kStdKey = "image_std", *kDropoutKey = "dropout";
 constexpr const char* kPositions = "encoder.pos_embedding";
 constexpr const char* kLayer = "encoder.layers.encoder_layer_";
 constexpr int64_t kUsualDepth = 64;  // of an attention head
@@ -68,6 +68,9 @@ void check_source(const Pretrained& p, const std::string& place) {
   WEFT_CHECK(p.layer_norm_eps >= 0 && p.layer_norm_eps < 1,
              "{}: layer_norm_eps {}, expected a number in [0, 1)", place, p.layer_norm_eps);
   WEFT_CHECK(!p.heads || *p.heads > 0, "{}: {} attention heads", place, p.heads.value_or(0));
+  const double dropout = p.dropout.value_or(0);
+  WEFT_CHECK(dropout >= 0 && dropout < 1, "{}: dropout {}, expected a number in [0, 1)", place,
+             dropout);
   for (int c = 0; c < 3; ++c) {
     const float mean = p.preprocess.normalization.mean[c], std = p.preprocess.normalization.std[c];
     WEFT_CHECK(std::isfinite(mean) && std::isfinite(std) && std > 0,
@@ -166,13 +169,14 @@ VitNames source_names(const Pretrained& p) {
 void apply_metadata(Pretrained& p) {
   const std::string place = p.file.path.string() + ": metadata";
   json settings = json::object();
-  for (const char* key : {kEpsKey, kHeadsKey, kMeanKey, kStdKey}) {
+  for (const char* key : {kEpsKey, kHeadsKey, kDropoutKey, kMeanKey, kStdKey}) {
     const auto found = p.file.metadata.find(key);
     if (found == p.file.metadata.end()) continue;
     settings[key] = io::parse_foreign_json(found->second, place + ": " + io::quote(key));
   }
   get(settings, place, kEpsKey, p.layer_norm_eps);
   get_heads(settings, place, kHeadsKey, p);
+  if (p.dropout) get(settings, place, kDropoutKey, *p.dropout);
   get(settings, place, kMeanKey, p.preprocess.normalization.mean);
   get(settings, place, kStdKey, p.preprocess.normalization.std);
   check_source(p, place);
@@ -266,6 +270,7 @@ io::Metadata source_metadata(const Pretrained& p) {
   io::Metadata metadata;
   if (p.names || recognise_gpt2(p.state)) metadata[kEpsKey] = json(p.layer_norm_eps).dump();
   if (p.heads) metadata[kHeadsKey] = json(*p.heads).dump();
+  if (p.dropout) metadata[kDropoutKey] = json(*p.dropout).dump();
   if (!p.names) return metadata;
   metadata[kNamesKey] = name(source_names(p));
   metadata[kMeanKey] = json(p.preprocess.normalization.mean).dump();

@@ -57,8 +57,9 @@ struct Pretrained {
   std::vector<std::string> dropped;  // see RenamedState
 
   // Of transformers.
-  double layer_norm_eps = 0;     // 0: not known, the model's own
-  std::optional<int64_t> heads;  // where the file says so
+  double layer_norm_eps = 0;      // 0: not known, the model's own
+  std::optional<int64_t> heads;   // where the file says so
+  std::optional<double> dropout;  // of GPT-2
 
   // Of vision transformers.
   data::Preprocess preprocess;

@@ -112,8 +112,10 @@ TextModel remake_text_model(const Config& config, const nlohmann::json& state) {
   if (config.model != kGpt2) return fresh(config, models::gpt_config(config.model));
   models::GptConfig gpt = models::GptConfig::gpt2();
   const nlohmann::json& sizes = io::object_field(state, kGpt2);
-  models::for_each_option(models::gpt_sizes(), gpt,
-                          [&](const char* key, auto& size) { io::read_field(sizes, key, size); });
+  models::for_each_option(models::gpt_sizes(), gpt, [&](const std::string& key, auto& size) {
+    // Older checkpoints know nothing of it: it was GPT-2's.
+    if (key != "dropout" || sizes.contains(key)) io::read_field(sizes, key, size);
+  });
   return fresh(config, gpt);
 }
 
