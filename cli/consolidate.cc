@@ -93,6 +93,11 @@ Source of_checkpoint(const io::Path& path, const std::string& state) {
   const nlohmann::json config = checkpoint.state.value("config", nlohmann::json::object());
   const double eps = config.value("layer_norm_eps", 0.0);
   if (eps > 0) source.metadata["layer_norm_eps"] = nlohmann::json(eps).dump();
+  const nlohmann::json gpt2 = checkpoint.state.value("gpt2", nlohmann::json::object());
+  for (const auto& [key, ours] :
+       {std::pair("layer_norm_eps", "eps"), {"attention_heads", "heads"}, {"dropout", "dropout"}}) {
+    if (gpt2.contains(ours)) source.metadata[key] = gpt2.at(ours).dump();
+  }
   return source;
 }
 

@@ -266,6 +266,20 @@ TEST_CASE("A language model is fine-tuned from the weights of a run, or of a GPT
         0);
   CHECK(run_weft("generate " + run + " --bytes 40").code == 0);
   CHECK(run_weft("eval --checkpoint " + run).code == 0);
+  // Its files of weights say what shapes do not: that there are two heads.
+  const std::string consolidated = scratch("consolidated.safetensors");
+  CHECK(run_weft("consolidate " + run + " " + consolidated).code == 0);
+  const std::string other = file_of("other.txt", sentences(100));
+  const auto loss_of = [&](const std::string& source) {
+    const Outcome outcome = run_weft("eval --json --batch-size 8 --data " + other + " " + source);
+    INFO(outcome.err);
+    REQUIRE(outcome.code == 0);
+    return parse_lines(outcome.out).back().at("loss").get<double>();
+  };
+  const double loss = loss_of("--checkpoint " + run);
+  for (const std::string& path : {weights("gpt2_learned"), consolidated}) {
+    CHECK(loss_of("--weights " + path) == Approx(loss).epsilon(1e-12));
+  }
 
   const auto fails = [&](const std::string& arguments, int code, const std::string& message) {
     INFO(arguments);

@@ -268,7 +268,7 @@ Pretrained read_pretrained(const io::Path& path) {
 
 io::Metadata source_metadata(const Pretrained& p) {
   io::Metadata metadata;
-  if (p.names || recognise_gpt2(p.state)) metadata[kEpsKey] = json(p.layer_norm_eps).dump();
+  if (p.layer_norm_eps > 0) metadata[kEpsKey] = json(p.layer_norm_eps).dump();
   if (p.heads) metadata[kHeadsKey] = json(*p.heads).dump();
   if (p.dropout) metadata[kDropoutKey] = json(*p.dropout).dump();
   if (!p.names) return metadata;

@@ -69,7 +69,8 @@ struct Pretrained {
 /// Throws Error naming the file and what is wrong with it.
 Pretrained read_pretrained(const io::Path& path);
 
-/// What `weft convert` writes into a file's metadata, so that read_pretrained knows it again.
+/// What `weft convert`, and a run of a GPT-2, write into a file's metadata, so that read_pretrained
+/// knows it again.
 io::Metadata source_metadata(const Pretrained& pretrained);
 
 /// The architecture that the tensors' shapes tell. The number of heads, which they do not, is the

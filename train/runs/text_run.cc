@@ -14,6 +14,7 @@
 #include "autograd/ops.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
+#include "core/transfer.h"
 #include "data/sets/open_text.h"
 #include "data/tensors/text_windows.h"
 #include "dist/comm/agreement.h"
@@ -24,6 +25,7 @@
 #include "nn/loss.h"
 #include "train/fine_tuning.h"
 #include "train/optimization.h"
+#include "train/pretrained/pretrained.h"
 #include "train/run_directory.h"
 #include "train/runs/run_checkpoints.h"
 #include "train/runs/run_figures.h"
@@ -315,6 +317,20 @@ RunRecord record_of(const TextModel& text, const nlohmann::json& bytes) {
   return {save, load};
 }
 
+/// Every rank calls.
+void write_final_weights(Fabric& fabric, const TextModel& text, const io::Path& output) {
+  NamedTensors state = fabric.strategy().model_state(*text.model);
+  if (!fabric.is_main()) return;
+  for (auto& [name, tensor] : state) tensor = to_device(tensor, Device{});
+  io::Metadata metadata = {{"format", "pt"}};  // PyTorch's readers want to know who wrote the file
+  if (text.config.model == kGpt2) {            // what its shapes do not tell
+    const models::GptConfig& gpt = text.model->config;
+    metadata.merge(
+        source_metadata({.layer_norm_eps = gpt.eps, .heads = gpt.heads, .dropout = gpt.dropout}));
+  }
+  io::write_safetensors(output / "model.safetensors", state, metadata);
+}
+
 RunResult run(TextModel text, const RunOptions& options, std::optional<Checkpoint> start = {},
               const io::Path& step = {}) {
   const Clock::time_point begin = Clock::now();
@@ -372,7 +388,7 @@ RunResult run(TextModel text, const RunOptions& options, std::optional<Checkpoin
     if (is_main) report->interrupted();
     return result;
   }
-  trainer.fabric().save((report->output() / "model.safetensors").string());
+  write_final_weights(trainer.fabric(), text, report->output());
   const double test_loss = value_of(trainer.validate(module, test), kValidationLoss);
   result.seconds = seconds_since(begin);
   // What the limit leaves of a rank's batches, for all ranks. Of each window half is counted.
