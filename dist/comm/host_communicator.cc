@@ -113,12 +113,26 @@ class HostCommunicator : public Communicator {
         } catch (...) {
           // Peers may hold half of a collective: nothing that follows can be trusted.
           error = broken_ = std::current_exception();
+          if (transport_->has_loose_messages()) keep_for_good(std::move(item.operation));
         }
+        buffers_.clear();
       }
       recorder().finished(item.ticket, !error);
       item.operation = {};
       item.work->finish(error);
     }
+  }
+
+  /// What messages may move yet into, or out of.
+  void keep_for_good(Operation operation) {
+    struct Kept {
+      Operation operation;
+      std::vector<std::vector<std::byte>> buffers;
+    };
+    static std::mutex mutex;
+    static auto* const all = new std::vector<Kept>;
+    const std::lock_guard lock(mutex);
+    all->push_back({std::move(operation), std::move(buffers_)});
   }
 
   void run_watched(const Operation& operation) {
@@ -234,18 +248,19 @@ class HostCommunicator : public Communicator {
                          operation.in.dtype(), fmt::join(operation.counts, " "));
     }
     mine.resize(kText);
-    std::vector<std::string> theirs(size(), std::string(kText, '\0'));
+    buffers_.assign(size(), std::vector<std::byte>(kText));
     Round round;
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
       round.sends.push_back({r, mine.data(), kText});
-      round.receives.push_back({r, theirs[r].data(), kText});
+      round.receives.push_back({r, buffers_[r].data(), kText});
     }
     exchange(std::move(round), true);
     for (int r = 0; r < size(); ++r) {
-      if (r == rank() || theirs[r] == mine) continue;
+      const std::string theirs(reinterpret_cast<const char*>(buffers_[r].data()), kText);
+      if (r == rank() || theirs == mine) continue;
       WEFT_FAIL("the ranks disagree: rank {} runs {}, rank {} runs {}", rank(), mine.c_str(), r,
-                theirs[r].c_str());
+                theirs.c_str());
     }
   }
 
@@ -293,11 +308,11 @@ class HostCommunicator : public Communicator {
     const int64_t item = static_cast<int64_t>(o.in.itemsize());
     const int64_t segment = std::max<int64_t>(1, options_.segment_bytes / item);
     const int64_t own = o.counts[rank()], longest = *std::ranges::max_element(o.counts);
-    std::vector<std::vector<std::byte>> received(size());
+    buffers_.assign(size(), {});
     std::vector<void*> inputs(size());
     for (int r = 0; r < size(); ++r) {
-      if (r != rank()) received[r].resize(std::min(segment, own) * item);
-      inputs[r] = received[r].data();
+      if (r != rank()) buffers_[r].resize(std::min(segment, own) * item);
+      inputs[r] = buffers_[r].data();
     }
     for (int64_t first = 0; first < longest; first += segment) {
       exchange(scatter_round(o, rank(), first, segment, inputs));
@@ -342,7 +357,9 @@ class HostCommunicator : public Communicator {
   const std::vector<int> world_ranks_;  // empty: the world's own
   const std::unique_ptr<Transport> transport_;
   Transport::Clock::time_point deadline_;
-  uint16_t label_ = 0;  // of the operation at hand
+  // Of the operation at hand.
+  uint16_t label_ = 0;
+  std::vector<std::vector<std::byte>> buffers_;  // for what other ranks send
   std::exception_ptr broken_;
 
   std::mutex mutex_;

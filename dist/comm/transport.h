@@ -85,6 +85,9 @@ class Transport {
   /// Throws PeersMissing at the deadline or when a peer is known to have gone, Error when a message
   /// has another size or label than was expected.
   void exchange(const Round& round, Clock::time_point deadline, bool is_control = false);
+  /// Whether messages of an exchange that has thrown may move yet: their memory is to stay for
+  /// good.
+  virtual bool has_loose_messages() const { return false; }
 
   /// The status of a rank; null when it cannot be known (another host).
   virtual RankStatus* status(int rank) = 0;

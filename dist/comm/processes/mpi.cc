@@ -124,6 +124,7 @@ class MpiTransport : public Transport {
   }
 
   RankStatus* status(int rank) override { return statuses_[rank]; }
+  bool has_loose_messages() const override { return has_loose_messages_; }
 
   void leave(const std::string& reason) override {
     any_failure = true;
@@ -164,16 +165,34 @@ class MpiTransport : public Transport {
         offset += static_cast<size_t>(piece);
       } while (offset < message.bytes);
     };
-    for (const Message& message : round.receives) {
-      post(message, MPI_ANY_TAG, MPI_Irecv, "MPI_Irecv");
+    size_t received = 0;
+    try {
+      for (const Message& message : round.receives) {
+        post(message, MPI_ANY_TAG, MPI_Irecv, "MPI_Irecv");
+      }
+      received = requests.size();
+      for (const Message& message : round.sends) post(message, round.label, MPI_Isend, "MPI_Isend");
+      bytes.resize(received);
+      wait(requests, peers, bytes, round.label, deadline);
+    } catch (...) {
+      give_up(requests, received);
+      throw;
     }
-    const size_t received = requests.size();
-    for (const Message& message : round.sends) post(message, round.label, MPI_Isend, "MPI_Isend");
-    bytes.resize(received);
-    wait(requests, peers, bytes, round.label, deadline);
   }
 
  private:
+  /// Takes back the receives, which come first, that no message has reached: it would change what
+  /// the caller has gone on with.
+  void give_up(std::vector<MPI_Request>& requests, size_t received) {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      if (requests[i] == MPI_REQUEST_NULL) continue;
+      if (i < received) MPI_Cancel(&requests[i]);
+      int complete = 0;
+      MPI_Test(&requests[i], &complete, MPI_STATUS_IGNORE);
+      has_loose_messages_ = has_loose_messages_ || !complete;
+    }
+  }
+
   /// The first requests are receives of `expected` bytes with this label.
   void wait(std::vector<MPI_Request>& requests, const std::vector<int>& peers,
             const std::vector<int>& expected, uint16_t label, Clock::time_point deadline) {
@@ -281,6 +300,7 @@ class MpiTransport : public Transport {
   const MPI_Comm comm_;
   const size_t largest_message_;
   std::vector<RankStatus*> statuses_;
+  bool has_loose_messages_ = false;
 };
 
 }  // namespace

@@ -50,6 +50,22 @@ TEST_CASE("a rank that is killed", "[.rank]") {
   say_error_of([&] { world->all_reduce(x).wait(); });
 }
 
+TEST_CASE("a message that comes when its receiver has given up", "[.rank]") {
+  leave_signals_alone();
+  const CommunicatorPtr world = make_mpi_world({.host = {.timeout_seconds = 2}});
+  const CommunicatorPtr beside = world->group({0, 1}, "beside");
+  const Tensor x = Tensor::full({4}, world->rank());
+  if (world->rank() == 0) {
+    CHECK_THROWS_WITH(world->recv(x, 1).wait(), Contains("the deadline has passed"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  } else {
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    world->send(x, 0).wait();
+  }
+  beside->barrier().wait();  // by the end of it, MPI has seen the message
+  if (world->rank() == 0) CHECK(x.to_vector()[0] == 0);
+}
+
 TEST_CASE("MPI processes conform") {
   if (!has_mpirun()) WEFT_SKIP("ranks under mpirun: there is none of the MPI of this build");
   for (int ranks : {1, 2, 3, 4, 8}) {
@@ -76,6 +92,15 @@ TEST_CASE("a stalled process is named, and the others end") {
   CHECK_THAT(outcome.text,
              Contains("rank 1 has not come: it ended all_reduce #1 and has begun none since"));
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
+}
+
+TEST_CASE("a message over MPI changes nothing when its receiver has given up") {
+  if (!has_mpirun()) WEFT_SKIP("ranks under mpirun: there is none of the MPI of this build");
+  const CommandOutcome outcome =
+      run_under_mpirun({.ranks = 2}, "a message that comes when its receiver has given up");
+  INFO(outcome.text);  // the code is that of a world of which a rank has given up
+  CHECK_THAT(outcome.text, Contains("All tests passed"));
+  CHECK_THAT(outcome.text, !Contains("FAILED"));
 }
 
 TEST_CASE("a killed process is named, and the others end") {
