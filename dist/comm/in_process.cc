@@ -39,11 +39,16 @@ class Group {
   };
   Box& box(int rank) { return *boxes_[rank]; }
 
-  /// The group of these ranks that each of them asks for as its `instance`-th of the kind.
+  /// The group of these ranks that each of them asks for as its `instance`-th of the kind. Who has
+  /// left this one has left it.
   std::shared_ptr<Group> subgroup(const std::vector<int>& ranks, int instance) {
     std::lock_guard lock(mutex_);
     auto& entry = subgroups_[{ranks, instance}];
-    if (!entry) entry = std::make_shared<Group>(static_cast<int>(ranks.size()));
+    if (entry) return entry;
+    entry = std::make_shared<Group>(static_cast<int>(ranks.size()));
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      if (status[ranks[i]].left) entry->leave(static_cast<int>(i), reasons_[ranks[i]]);
+    }
     return entry;
   }
 

@@ -1,5 +1,6 @@
 #include "dist/comm/in_process.h"
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cmath>
@@ -114,6 +115,28 @@ TEST_CASE("a communicator that failed fails again, with the same reason") {
       },
       with_timeout(0.1));
   CHECK_THAT(errors[0], Contains("barrier #1"));
+}
+
+TEST_CASE("a group that is made after a rank has left does not wait for it") {
+  const auto begin = std::chrono::steady_clock::now();
+  std::atomic<bool> has_left{false};
+  const auto errors = errors_of(
+      3,
+      [&](Communicator& c) {
+        if (c.rank() == 2) {
+          c.leave("no memory");
+          has_left = true;
+          return;
+        }
+        while (!has_left) std::this_thread::yield();
+        c.group({0, 1, 2}, "late")->group({1, 0, 2}, "later")->barrier().wait();
+      },
+      with_timeout(20));
+  for (int r : {0, 1}) {
+    CHECK_THAT(errors[r],
+               Contains("of later: barrier #1") && Contains("rank 2 gave up (no memory)"));
+  }
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
 }
 
 TEST_CASE("debugging compares the next collective across ranks") {

@@ -2,6 +2,7 @@
 
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
+#include <fmt/ranges.h>
 #include <mpi/mpi.h>
 #include <omp.h>
 #include <sched.h>
@@ -14,6 +15,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <thread>
 
 #include "core/parallel.h"
@@ -136,6 +138,10 @@ class MpiTransport : public Transport {
 
  protected:
   std::unique_ptr<Transport> make_group(const std::vector<int>& ranks, int place) override {
+    for (int r : ranks) {
+      const std::optional<std::string> reason = why_gone(r);
+      if (reason) WEFT_FAIL("a group of ranks {}: {}", fmt::join(ranks, ", "), *reason);
+    }
     MPI_Group all, some;
     MPI_Comm comm;
     const Watchdog watchdog("a group's making", timeout_seconds);
@@ -181,6 +187,18 @@ class MpiTransport : public Transport {
   }
 
  private:
+  /// Nothing as long as the rank may come.
+  std::optional<std::string> why_gone(int peer) {
+    RankStatus* const status = statuses_[peer];
+    if (!status) return {};
+    if (process_has_ended(status->pid)) {
+      status->left = true;
+      return fmt::format("rank {} has died (process {})", peer, status->pid.load());
+    }
+    if (!status->left) return {};
+    return fmt::format("rank {} gave up ({})", peer, status->reason);
+  }
+
   /// Takes back the receives, which come first, that no message has reached: it would change what
   /// the caller has gone on with.
   void give_up(std::vector<MPI_Request>& requests, size_t received) {
@@ -230,15 +248,8 @@ class MpiTransport : public Transport {
         }
       }
       for (int peer : missing) {
-        RankStatus* status = statuses_[peer];
-        if (!status) continue;
-        if (process_has_ended(status->pid)) {
-          status->left = true;
-          throw PeersMissing(fmt::format("rank {} has died (process {})", peer, status->pid.load()),
-                             {peer});
-        }
-        if (status->left) {
-          throw PeersMissing(fmt::format("rank {} gave up ({})", peer, status->reason), {peer});
+        if (const std::optional<std::string> reason = why_gone(peer)) {
+          throw PeersMissing(*reason, {peer});
         }
       }
       if (is_terminated && ++looks_since_termination > 10) {

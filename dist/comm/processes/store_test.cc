@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstdlib>
@@ -275,6 +276,33 @@ TEST_CASE(
     c.all_reduce(Tensor::zeros({4})).wait();
   });
   CHECK_THAT(gone[0] + gone[2], Contains("rank 1 gave up (enough)"));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+}
+
+TEST_CASE("over TCP a group that is made after a rank has left does not wait for it") {
+  const auto begin = std::chrono::steady_clock::now();
+  std::atomic<bool> has_left{false};
+  std::atomic<int> waiting{2};  // for each other: who goes has left, too
+  std::string errors[2];
+  over_tcp(3, {.timeout_seconds = 20}, [&](Communicator& c) {
+    if (c.rank() == 2) {
+      c.leave("no memory");
+      has_left = true;
+      return;
+    }
+    while (!has_left) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    try {
+      c.group({0, 1, 2}, "late");
+    } catch (const Error& error) {
+      errors[c.rank()] = error.what();
+    }
+    --waiting;
+    while (waiting > 0) std::this_thread::yield();
+  });
+  for (const std::string& error : errors) {
+    CHECK_THAT(error, Contains("a group of ranks 0, 1, 2: rank 2 gave up (no memory)"));
+  }
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
 }
 

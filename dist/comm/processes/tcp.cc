@@ -52,6 +52,10 @@ class TcpTransport : public Transport {
 
  protected:
   std::unique_ptr<Transport> make_group(const std::vector<int>& ranks, int place) override {
+    for (int r : ranks) {
+      WEFT_CHECK(r == rank() || !has_gone(r), "a group of ranks {}: {}", fmt::join(ranks, ", "),
+                 why_gone(r));
+    }
     return std::make_unique<TcpTransport>(
         store_, fmt::format("{}/{}#{}", name_, fmt::join(ranks, ","), instances_[ranks]++), place,
         static_cast<int>(ranks.size()), timeout_);
@@ -242,6 +246,13 @@ class TcpTransport : public Transport {
     } catch (const Error&) {  // the store went with the rank that served it
       return {};
     }
+  }
+
+  /// Whether its connection is closed, and nothing is left to be read there.
+  bool has_gone(int peer) const {
+    char byte = 0;
+    const ssize_t n = ::recv(peers_[peer].descriptor(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
   }
 
   std::string why_gone(int peer) {
