@@ -331,6 +331,8 @@ class Fabric {
   void async_save(const std::string& path, const std::vector<NamedState>& states,
                   const std::function<void()>& then = {});
   void wait_for_save();
+  /// Does without what is being saved, and says so on rank 0; no rank waits for another.
+  void drop_save();
   /// What either kind of save() has left, under the same or another strategy, on any number of
   /// ranks; of a sharded one a rank reads its part. Returns the names in it that were not asked
   /// for. Throws Error naming what it lacks or has of another kind before anything has changed; a

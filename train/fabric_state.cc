@@ -185,6 +185,8 @@ void Fabric::wait_for_save() {
   save->wait();
 }
 
+void Fabric::drop_save() { save_.reset(); }
+
 void Fabric::poll_save() {
   if (!save_) return;
   std::unique_ptr<PendingSave> save = std::move(save_);

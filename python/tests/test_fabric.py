@@ -721,6 +721,23 @@ class Loop(unittest.TestCase):
                 self.assertEqual(done, [kind])
                 self.assertEqual(fabric.load(path, {"model": model}), ["note"])
 
+    def test_a_save_under_way_is_completed_when_the_program_ends(self):
+        program = """
+            import sys
+            import weft
+            fabric = weft.train.Fabric(state_dict_type="sharded")
+            fabric.launch()
+            model = weft.nn.Linear(1000, 1000)
+            model, optimizer = fabric.setup(model, weft.optim.SGD(model.named_parameters(), lr=0.1))
+            fabric.async_save(sys.argv[1], {"model": model, "epoch": 3}, then=lambda: print("complete"))
+        """
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "state")
+            self.assertEqual(Programs.run_program(self, program, path), ["complete"])
+            state = {"epoch": 0}
+            launched().load(path, state)
+            self.assertEqual(state, {"epoch": 3})
+
     def test_a_loader_that_knows_of_the_ranks_by_itself(self):
         fabric = launched(gradient_accumulation_steps=2)
         loader = fabric.setup_dataloaders([weft.ones(2), weft.ones(1)], use_distributed_sampler=False)

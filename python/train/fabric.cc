@@ -507,6 +507,29 @@ void bind_steps(nb::module_& m, nb::class_<Fabric>& fabric) {
                    "load() take it.");
 }
 
+/// A Fabric in a cycle of references outlives the interpreter, and its save would go without a
+/// word. So what is being saved when the program ends is completed then. Ranks of which an
+/// exception ends one do not meet any more: theirs is dropped.
+void complete_save_at_exit(nb::handle fabric) {
+  static const nb::object& all = []() -> const nb::object& {
+    auto& fabrics = *new nb::object(nb::module_::import_("weakref").attr("WeakSet")());
+    nb::module_::import_("atexit").attr("register")(nb::cpp_function([&fabrics] {
+      const bool has_failed = nb::hasattr(nb::module_::import_("sys"), "last_value");
+      for (nb::handle one : nb::list(fabrics)) {
+        auto& fabric = nb::cast<Fabric&>(one);
+        const nb::gil_scoped_release unlocked;
+        if (has_failed && fabric.size() > 1) {
+          fabric.drop_save();
+        } else {
+          fabric.wait_for_save();
+        }
+      }
+    }));
+    return fabrics;
+  }();
+  all.attr("add")(fabric);
+}
+
 void bind_logging(nb::class_<Fabric>& fabric) {
   const auto loggers = [](const Fabric& self) { return self.options().loggers; };
   fabric
@@ -545,7 +568,7 @@ void bind_fabric(nb::module_ m) {
       .def("__iter__", [](nb::handle_t<TensorShares> self) { return nb::borrow(self); })
       .def("__next__", [](TensorShares& self) { return nb::tuple(nb::cast(next_of(self))); });
   nb::class_<Fabric> fabric(
-      m, "Fabric",
+      m, "Fabric", nb::is_weak_referenceable(),
       "A plain training loop on one device or many, in a precision and by a strategy that its "
       "options name.\n\ndevice: \"cpu\", \"cuda\", or of a single one \"cuda:1\"; accelerator: "
       "the same in Lightning's words, also \"gpu\" and \"auto\". devices: how many, \"auto\" or "
@@ -744,16 +767,20 @@ void bind_fabric(nb::module_ m) {
           "model is loaded with strict=False.")
       .def(
           "async_save",
-          [](Fabric& self, const io::Path& path, const nb::dict& state,
+          [](nb::handle_t<Fabric> self, const io::Path& path, const nb::dict& state,
              const std::optional<std::function<void()>>& then) {
             const States states(state, nb::dict());
+            complete_save_at_exit(self);
+            auto& fabric = nb::cast<Fabric&>(self);
             const nb::gil_scoped_release unlocked;
-            self.async_save(path.string(), states.get(), then.value_or(nullptr));
+            fabric.async_save(path.string(), states.get(), then.value_or(nullptr));
           },
           "path"_a, "state"_a, "then"_a = nb::none(),
           "save() of a state; a sharded one is copied, and written while training goes on. It is "
           "complete after a step of an optimizer, the next save or wait_for_save(), whatever comes "
-          "first, which raises what went wrong. Rank 0 then calls then().")
+          "first, which raises what went wrong, or at the program's end. Rank 0 then calls then(). "
+          "A Fabric that goes before that has dropped it, and says so, as do several ranks of "
+          "which an exception ends one.")
       .def("wait_for_save", &Fabric::wait_for_save, Unlocked(), "Until async_save() is complete.")
       .def(
           "load",
