@@ -279,8 +279,10 @@ class Fabric {
 
   /// optim::clip_grad_norm of the optimizer's parameters: scales the gradients so that their norm
   /// over all ranks is at most max_norm, and returns the norm that they had. In 16-mixed it divides
-  /// them by the loss scale first.
-  double clip_gradients(optim::Optimizer& optimizer, double max_norm);
+  /// them by the loss scale first. Throws Error, changing no more than that, for a norm that is not
+  /// finite where `error_if_nonfinite`.
+  double clip_gradients(optim::Optimizer& optimizer, double max_norm,
+                        bool error_if_nonfinite = false);
   /// In 16-mixed divides the gradients by the loss scale, once a step, and returns the norm of this
   /// rank's; else 0. Clipping and step() do it where it was not done.
   double unscale(optim::Optimizer& optimizer);

@@ -334,9 +334,10 @@ Tensor Fabric::unscale(Optimizer& entry) {
   return norm;
 }
 
-double Fabric::clip_gradients(optim::Optimizer& optimizer, double max_norm) {
+double Fabric::clip_gradients(optim::Optimizer& optimizer, double max_norm,
+                              bool error_if_nonfinite) {
   find_optimizer(optimizer, "clip_gradients");
-  return optim::clip_grad_norm(optimizer.parameters(), max_norm);
+  return optim::clip_grad_norm(optimizer.parameters(), max_norm, error_if_nonfinite);
 }
 
 bool Fabric::step(optim::Optimizer& optimizer, double gradient_scale,

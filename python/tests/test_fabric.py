@@ -677,6 +677,11 @@ class Loop(unittest.TestCase):
         for how in ({}, {"max_norm": 1.0, "clip_val": 1.0}):
             with self.assertRaisesRegex(TypeError, "expected one of max_norm and clip_val"):
                 fabric.clip_gradients(model, optimizer, **how)
+        with self.assertRaisesRegex(weft.Error, "norm_type: expected 2, got 1"):
+            fabric.clip_gradients(optimizer, 1.0, norm_type=1.0)
+        fabric.backward((model(weft.ones(1, 3)) * float("inf")).sum())
+        with self.assertRaisesRegex(weft.Error, "the norm of the gradients is (inf|-?nan)"):
+            fabric.clip_gradients(model, optimizer, max_norm=1.0, norm_type=2.0, error_if_nonfinite=True)
         other = nn.Linear(1, 1)
         with self.assertRaisesRegex(weft.Error, "a model that was not set up"):
             fabric.clip_gradients(other, optimizer, max_norm=1.0)

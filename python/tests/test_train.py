@@ -657,6 +657,28 @@ class Engine(unittest.TestCase):
         self.assertGreater(engine.get_global_grad_norm(), 0)
         self.assertEqual(len(optimizer.param_groups), 1)
 
+    def test_a_model_of_several_inputs(self):
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(3, 2)
+
+            def forward(self, x, scale, *, shift):
+                return self.inner(x) * scale + shift
+
+        model, x = Scaled(), weft.ones(4, 3)
+        expected = model(x, 2.0, shift=1.0).tolist()
+        engine = weft.train.initialize(model=model, config=self.config())[0]
+        for step in range(2):
+            y = engine(x, 2.0, shift=1.0)
+            if step == 0:
+                self.assertEqual(y.tolist(), expected)
+            engine.backward(y.sum(), retain_graph=False)
+            engine.step()
+        self.assertEqual(engine.global_steps, 1)
+        with self.assertRaisesRegex(weft.Error, "retain_graph: expected False"):
+            engine.backward(engine(x, 2.0, shift=1.0).sum(), retain_graph=True)
+
     def test_a_checkpoint_goes_on(self):
         with tempfile.TemporaryDirectory() as directory:
             engine = weft.train.initialize(model=nn.Linear(3, 2), config=self.config())[0]

@@ -185,10 +185,26 @@ void bind_engine(nb::module_ m) {
            "optimizer"_a = nb::none(), "lr_scheduler"_a = nb::none(), "device"_a = "cpu",
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>())
       .def(
-          "__call__", [](OwnEngine& self, const Tensor& x) { return self(x); }, "x"_a, Unlocked(),
-          "The model on x, in the precision of the configuration.")
-      .def("backward", &Engine::backward, "loss"_a, Unlocked(),
-           "Adds the gradients of the loss, this micro-batch's mean.")
+          "__call__",
+          [](nb::handle_t<OwnEngine> self, const nb::args& inputs, const nb::kwargs& options) {
+            auto& engine = nb::cast<OwnEngine&>(self);
+            {
+              const nb::gil_scoped_release unlocked;
+              engine.begin_forward();
+            }
+            return self.attr("module")(*inputs, **options);
+          },
+          "The model on its inputs, in the precision of the configuration.")
+      .def(
+          "backward",
+          [](OwnEngine& self, const Tensor& loss, bool retain_graph) {
+            WEFT_CHECK(!retain_graph,
+                       "engine: backward(): retain_graph: expected False: a graph is freed while "
+                       "it runs; call backward() once, of the sum of the losses");
+            self.backward(loss);
+          },
+          "loss"_a, "retain_graph"_a = false, Unlocked(),
+          "Adds the gradients of the loss, this micro-batch's mean. retain_graph: False alone.")
       .def(
           "step",
           [](OwnEngine& self) {

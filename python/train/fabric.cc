@@ -283,12 +283,14 @@ nb::dict from_environment(const nb::kwargs& given) {
 
 /// The optimizer's gradients, by the one limit that is given; the norm that they had.
 std::optional<double> clip(Fabric& fabric, optim::Optimizer& optimizer,
-                           std::optional<double> max_norm, std::optional<double> clip_val) {
+                           std::optional<double> max_norm, std::optional<double> clip_val,
+                           double norm_type, bool error_if_nonfinite) {
   if (max_norm.has_value() == clip_val.has_value()) {
     throw nb::type_error("clip_gradients: expected one of max_norm and clip_val");
   }
+  WEFT_CHECK(norm_type == 2, "fabric: clip_gradients(): norm_type: expected 2, got {}", norm_type);
   const nb::gil_scoped_release unlocked;
-  if (max_norm) return fabric.clip_gradients(optimizer, *max_norm);
+  if (max_norm) return fabric.clip_gradients(optimizer, *max_norm, error_if_nonfinite);
   WEFT_CHECK(optimizer.has_route(), "fabric: clip_gradients() of an optimizer that was not set up");
   optim::clip_grad_value(optimizer.parameters(), *clip_val);
   return {};
@@ -477,20 +479,28 @@ void bind_steps(nb::module_& m, nb::class_<Fabric>& fabric) {
       .def(
           "clip_gradients",
           [](Fabric& self, optim::Optimizer& optimizer, std::optional<double> max_norm,
-             std::optional<double> clip_val) { return clip(self, optimizer, max_norm, clip_val); },
-          "optimizer"_a, "max_norm"_a = nb::none(), "clip_val"_a = nb::none(),
+             std::optional<double> clip_val, double norm_type, bool error_if_nonfinite) {
+            return clip(self, optimizer, max_norm, clip_val, norm_type, error_if_nonfinite);
+          },
+          "optimizer"_a, "max_norm"_a = nb::none(), "clip_val"_a = nb::none(), "norm_type"_a = 2.0,
+          "error_if_nonfinite"_a = false,
           "Scales the gradients of the optimizer's parameters so that their norm over all ranks is "
           "at most max_norm, and returns the norm that they had; or clamps each element to "
-          "[-clip_val, clip_val]. In 16-mixed it divides them by the loss scale first.")
+          "[-clip_val, clip_val]. In 16-mixed it divides them by the loss scale first. norm_type: "
+          "2 "
+          "alone. error_if_nonfinite: an infinite norm, or one that is no number, is an Error, "
+          "where otherwise step() leaves out the step in 16-mixed alone.")
       .def(
           "clip_gradients",
           [](Fabric& self, nn::Module& model, optim::Optimizer& optimizer,
-             std::optional<double> clip_val, std::optional<double> max_norm) {
+             std::optional<double> clip_val, std::optional<double> max_norm, double norm_type,
+             bool error_if_nonfinite) {
             WEFT_CHECK(Fabric::of(model) == &self,
                        "fabric: clip_gradients() of a model that was not set up");
-            return clip(self, optimizer, max_norm, clip_val);
+            return clip(self, optimizer, max_norm, clip_val, norm_type, error_if_nonfinite);
           },
           "model"_a, "optimizer"_a, "clip_val"_a = nb::none(), "max_norm"_a = nb::none(),
+          "norm_type"_a = 2.0, "error_if_nonfinite"_a = false,
           "The same in Lightning's order: the gradients are those of the optimizer's parameters.")
       .def(
           "step",

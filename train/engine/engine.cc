@@ -68,6 +68,11 @@ Engine::Engine(nn::Module& model, const nn::ModelStructure& structure, const Con
 Engine::~Engine() = default;
 
 Tensor Engine::operator()(const Tensor& x) {
+  begin_forward();
+  return fabric_->forward(model_, x);
+}
+
+void Engine::begin_forward() {
   // A guard points to nothing: whether there is one shows in its owners. One that an earlier
   // forward pass of the micro-batch has taken stays, unless the boundary has been set by hand
   // since.
@@ -75,7 +80,6 @@ Tensor Engine::operator()(const Tensor& x) {
   if (model_.is_training() && is_local != will_be) {
     local_ = fabric_->no_backward_sync(model_, will_be);
   }
-  return fabric_->forward(model_, x);
 }
 
 void Engine::backward(const Tensor& loss) {

@@ -83,6 +83,8 @@ class Engine {
 
   /// The model on x, in the file's precision.
   Tensor operator()(const Tensor& x);
+  /// What that does first: for who calls the module itself, with other arguments.
+  void begin_forward();
   /// Adds the gradients of the loss, this micro-batch's mean.
   void backward(const Tensor& loss);
   /// Ends the micro-batch. At the boundary: clips, steps the optimizer and the schedule, and drops
