@@ -78,6 +78,23 @@ def fit(trainer, module=None, batch_size=4, **options):
 
 
 class Fit(unittest.TestCase):
+    def test_a_step_calls_the_model_not_its_forward(self):
+        class Own(Regression):
+            def __init__(self):
+                TrainingModule.__init__(self)
+                self.weight = nn.Parameter(weft.zeros(3, 1))
+
+            def forward(self, x):
+                return x @ self.weight
+
+            def training_step(self, batch, batch_idx):
+                return F.mse_loss(self.forward(batch[0]), batch[1])
+
+        fit(quiet(max_epochs=1), Own())
+        with self.assertRaisesRegex(weft.Error, r"forward\(\) of the model .*Own was called from outside of the model, "
+                                    "where it would not run in bf16-mixed; call model.x."):
+            fit(quiet(max_epochs=1, num_sanity_val_steps=0, precision="bf16-mixed"), Own())
+
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)

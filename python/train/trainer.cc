@@ -7,6 +7,7 @@
 #include "python/bindings.h"
 #include "python/docstrings.h"
 #include "python/json.h"
+#include "python/model_call.h"
 #include "python/modules.h"
 #include "python/named_tensors.h"
 #include "python/schedule.h"
@@ -657,12 +658,21 @@ std::string with_loaders(const char* text) {
       text);
 }
 
+/// As Fabric.setup() does: a step that calls forward() instead of the model is told so.
+void watch_models_of(TrainingModule& module) {
+  for (const auto& [name, model] : module.models()) {
+    const nb::object known = nb::find(*model);
+    if (known.is_valid()) watch_forward(known);
+  }
+}
+
 /// What a function of the Trainer makes of a module and a loader.
 template <auto function>
 auto measured(Trainer& self, TrainingModule& module, nb::handle loader,
               const std::optional<std::string>& checkpoint) {
   std::optional<TrainerLoader> own;
   const BatchSource source = source_of(loader, own);
+  watch_models_of(module);
   const nb::gil_scoped_release unlocked;
   auto result = (self.*function)(module, source, checkpoint.value_or(""));
   if constexpr (std::is_same_v<decltype(result), NamedValues>) {
@@ -695,6 +705,7 @@ void bind_loop(nb::module_& m) {
             const BatchSource source = source_of(train, own);
             std::optional<BatchSource> measured;
             if (!validation.is_none()) measured.emplace(source_of(validation, own_measured));
+            watch_models_of(module);
             const nb::gil_scoped_release unlocked;
             self.fit(module, source, measured, checkpoint.value_or(""));
           },
