@@ -164,6 +164,9 @@ class Module {
   const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children() const {
     return children_;
   }
+  /// Without those of children; a tensor may have several names.
+  const NamedTensors& own_parameters() const { return parameters_; }
+  const NamedTensors& own_buffers() const { return buffers_; }
 
   /// Registers a tensor that is trained, and returns it. An undefined one is not registered.
   Tensor parameter(std::string_view name, Tensor tensor);

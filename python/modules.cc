@@ -400,8 +400,6 @@ namespace {
 /// have several objects of Python's.
 nb::object key_of(const void* address) { return nb::int_(reinterpret_cast<uintptr_t>(address)); }
 
-bool is_own(const std::string& name) { return name.find('.') == std::string::npos; }
-
 /// A module of the same class, whose parameters have no memory yet.
 nb::object blank_like(nb::handle self) {
   const auto& module = nb::cast<const Module&>(self);
@@ -429,10 +427,10 @@ nb::object blank_like(nb::handle self) {
 void fill(Module& from, const nb::object& twin, nb::dict& memo) {
   auto& to = nb::cast<Module&>(twin);
   memo[key_of(&from)] = twin;
-  to.train(from.is_training());
+  if (to.is_training() != from.is_training()) to.train(from.is_training());
   const auto copy = [&](const NamedTensors& theirs, const NamedTensors& ours) {
     for (const auto& [name, original] : theirs) {
-      const Tensor* const own = is_own(name) ? find_own(ours, name) : nullptr;
+      const Tensor* const own = find_own(ours, name);
       if (!own) continue;
       Tensor tensor = *own;
       if (nn::has_memory(original)) tensor.set_data(ops::clone(detach(original)));
@@ -440,8 +438,8 @@ void fill(Module& from, const nb::object& twin, nb::dict& memo) {
       memo[key_of(original.id())] = nb::cast(tensor);
     }
   };
-  copy(from.named_parameters(), to.named_parameters());
-  copy(from.named_buffers(), to.named_buffers());
+  copy(ModuleAccess::parameters_of(from), ModuleAccess::parameters_of(to));
+  copy(ModuleAccess::buffers_of(from), ModuleAccess::buffers_of(to));
   const auto& theirs = ModuleAccess::children_of(from);
   for (const auto& [name, child] : ModuleAccess::children_of(to)) {
     const auto found =
@@ -463,14 +461,15 @@ void add_what_python_added(nb::handle self, nb::handle twin, nb::dict& memo) {
   }
   const auto add = [&](const NamedTensors& theirs, const NamedTensors& ours, auto registered) {
     for (const auto& [name, tensor] : theirs) {
-      if (!is_own(name) || find_own(ours, name)) continue;
+      if (find_own(ours, name)) continue;
       Tensor copied = nb::cast<Tensor>(copy(nb::cast(tensor), memo));
       registered(to, name, copied);
       if (!tensor.requires_grad()) copied.set_requires_grad(false);
     }
   };
-  add(from.named_parameters(), to.named_parameters(), &ModuleAccess::parameter_of);
-  add(from.named_buffers(), to.named_buffers(), &ModuleAccess::buffer_of);
+  add(ModuleAccess::parameters_of(from), ModuleAccess::parameters_of(to),
+      &ModuleAccess::parameter_of);
+  add(ModuleAccess::buffers_of(from), ModuleAccess::buffers_of(to), &ModuleAccess::buffer_of);
   if (!nb::hasattr(self, "__dict__")) return;
   twin.attr("__dict__").attr("update")(copy(self.attr("__dict__"), memo));
 }
@@ -500,7 +499,14 @@ nb::object deep_copy(nb::handle_t<Module> self, nb::dict memo) {
   const Generator position = generator();
   // All that C++ makes comes first: its tensors cannot become others' later.
   std::vector<std::pair<nb::object, nb::object>> copies;
-  for (const auto& [name, part] : owned_modules(nb::cast<std::shared_ptr<Module>>(self))) {
+  // Names of deeply nested modules would take more than they do.
+  std::vector pending = {nb::cast<std::shared_ptr<Module>>(self)};
+  while (!pending.empty()) {
+    const std::shared_ptr<Module> part = std::move(pending.back());
+    pending.pop_back();
+    for (const auto& [name, child] : std::views::reverse(ModuleAccess::children_of(*part))) {
+      pending.push_back(child);
+    }
     if (memo.contains(key_of(part.get()))) continue;
     check_whole(*part);
     const nb::object original = nb::cast(part);

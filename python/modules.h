@@ -30,6 +30,8 @@ struct ModuleAccess : nn::Module {
     (m.*&ModuleAccess::buffer)(name, x);
   }
   static const auto& children_of(const Module& m) { return (m.*&ModuleAccess::children)(); }
+  static const auto& parameters_of(const Module& m) { return (m.*&ModuleAccess::own_parameters)(); }
+  static const auto& buffers_of(const Module& m) { return (m.*&ModuleAccess::own_buffers)(); }
 };
 
 /// A module's and its descendants' names, and those modules with whoever owns them: what Python is

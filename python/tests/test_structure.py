@@ -792,6 +792,21 @@ class Copies(unittest.TestCase):
         self.assertEqual([name for name, _ in twin.named_children()], ["a", "b"])
         self.assertIs(twin.a, twin.b)
 
+    def test_deeply_nested_modules(self):
+        # To walk below each of them would take a minute.
+        model = inner = nn.Module()
+        for _ in range(3000):
+            inner.part = nn.LayerNorm(1)
+            inner.inner = nn.Module()
+            inner = inner.inner
+        inner.line = nn.Linear(2, 2)
+        twin = copy.deepcopy(model)
+        depth = 0
+        while hasattr(twin, "inner"):
+            twin, depth = twin.inner, depth + 1
+        self.assertEqual(depth, 3000)
+        self.assertEqual(twin.line.weight.tolist(), inner.line.weight.tolist())
+
     def test_of_what_has_no_memory(self):
         with nn.init_empty_weights():
             model = Plain()
