@@ -178,6 +178,7 @@ TEST_CASE("dtypes of results") {
   CHECK(clamped.to_vector() == std::vector<double>{0, 16777217, 18000000});
   CHECK(clamp(places({-5, 16777217}), 0, kInf).to_vector() == std::vector<double>{0, 16777217});
   CHECK(clamp(cast(whole, DType::i32), -2, 2).dtype() == DType::i32);
+  CHECK(clamp(full({1}, 7, DType::u8), 300, kInf).to_vector() == std::vector<double>{255});
   CHECK(clamp(whole, 0, 0.5).dtype() == DType::f32);
   CHECK(ops::any(whole).dtype() == DType::boolean);
   CHECK(isinf(whole).to_vector() == std::vector<double>(7, 0));

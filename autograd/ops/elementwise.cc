@@ -457,20 +457,14 @@ Tensor gelu(const Tensor& x, Gelu form) {
 
 Tensor clamp(const Tensor& x, double low, double high) {
   WEFT_CHECK(low <= high, "clamp: low {} is above high {}", low, high);
-  // Integers stay what they are between whole numbers.
-  const auto is_whole = [](double bound) {
-    return std::isinf(bound) || (bound == std::trunc(bound) && std::abs(bound) <= 0x1p53);
-  };
-  if (!is_floating(x.dtype()) && is_whole(low) && is_whole(high)) {
-    const auto number = [&](double bound) { return full({}, bound, DType::i64, x.device()); };
-    const Tensor raised = std::isinf(low) ? x : maximum(x, number(low));
-    return cast(std::isinf(high) ? raised : minimum(raised, number(high)), x.dtype());
-  }
+  // Integers stay what they are between whole numbers, or the nearest to these that they have.
+  const bool is_whole = low == std::trunc(low) && high == std::trunc(high);
+  const DType dtype = is_floating(x.dtype()) || is_whole ? x.dtype() : DType::f32;
+  const auto number = [&](double bound) { return full({}, bound, dtype, x.device()); };
   Tensor y;
   {
     NoGrad guard;
-    y = in_one_pass(x,
-                    [&] { return minimum(maximum(x, scalar_like(x, low)), scalar_like(x, high)); });
+    y = in_one_pass(x, [&] { return minimum(maximum(x, number(low)), number(high)); });
   }
   return record("clamp", {x}, y, {x}, [low, high](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0);
