@@ -487,8 +487,7 @@ void bind_steps(nb::module_& m, nb::class_<Fabric>& fabric) {
           "Scales the gradients of the optimizer's parameters so that their norm over all ranks is "
           "at most max_norm, and returns the norm that they had; or clamps each element to "
           "[-clip_val, clip_val]. In 16-mixed it divides them by the loss scale first. norm_type: "
-          "2 "
-          "alone. error_if_nonfinite: an infinite norm, or one that is no number, is an Error, "
+          "2 alone. error_if_nonfinite: an infinite norm, or one that is no number, is an Error, "
           "where otherwise step() leaves out the step in 16-mixed alone.")
       .def(
           "clip_gradients",
