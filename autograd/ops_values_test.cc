@@ -281,6 +281,11 @@ TEST_CASE("instance_norm's running statistics of f16 are as f32 has them") {
   of_f16({-1024, 1024});
   CHECK(mean.item() == 0);
   CHECK(var.item() == 2 * 1024 * 1024);
+  // Of bf16 themselves they move in f32: 1 - 0.4981 would be 1/2, and 1.5 times it 0.75.
+  Tensor narrow_mean = Tensor::full({1}, 1.5, DType::bf16);
+  instance_norm(Tensor::from(std::vector<float>{-1, 1}, {1, 1, 2}), narrow_mean, {}, {}, {}, true,
+                0.4981);
+  CHECK(narrow_mean.item() == 0.75390625);
 }
 
 struct Refusal {
