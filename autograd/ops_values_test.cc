@@ -436,6 +436,13 @@ TEST_CASE("bad input is named") {
   const std::vector<Refusal> refusals = {
       {[&] { remainder(i, i); }, "remainder: integer division of 0 by zero"},
       {[&] { floor_divide(i, i); }, "floor_divide: integer division of 0 by zero"},
+      {[&] { sub(mask, mask); },
+       "sub: bool [2, 3] on cpu and bool [2, 3] on cpu are masks: ne() tells where they differ"},
+      {[&] {
+         Tensor target = clone(mask);
+         add_(target, full({}, 1, DType::i64));
+       },
+       "add_: the target, bool [2, 3] on cpu, is a mask, and cannot hold numbers such as those"},
       {[&] { masked_fill(x, x, 1); }, "masked_fill: the mask must be bool, got f32 [2, 3] on cpu"},
       {[&] { linspace(0, 1, -1); }, "linspace: the number of steps must not be negative, got -1"},
       {[&] { diagonal(x, 0, 1, -1); },

@@ -244,6 +244,9 @@ Tensor kept_operand(std::string_view op, const Tensor& target, const Tensor& x) 
   const Tensor expanded = operand(op, target, x);
   WEFT_CHECK(is_floating(target.dtype()) || !is_floating(x.dtype()),
              "{}: the target, {}, would lose the fractions of {}", op, target, x);
+  WEFT_CHECK(target.dtype() != DType::boolean || x.dtype() == DType::boolean,
+             "{}: the target, {}, is a mask, and cannot hold numbers such as those of {}", op,
+             target, x);
   return expanded;
 }
 
@@ -295,6 +298,9 @@ Tensor add(const Tensor& a, const Tensor& b, double alpha, std::optional<DType> 
 }
 
 Tensor sub(const Tensor& a, const Tensor& b, std::optional<DType> result) {
+  WEFT_CHECK(
+      !a.defined() || !b.defined() || a.dtype() != DType::boolean || b.dtype() != DType::boolean,
+      "sub: {} and {} are masks: ne() tells where they differ, cast() makes numbers of them", a, b);
   return record_two(
       "sub", a, b, compute(B::kSub, a, b, 1, result), {}, [](const Backward& g) { return g.dy(); },
       [](const Backward& g) { return neg(g.dy()); });
