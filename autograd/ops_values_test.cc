@@ -247,6 +247,18 @@ TEST_CASE("norms whose slope at 0 is infinite have the gradient 0 there") {
   }
 }
 
+TEST_CASE("what maximum does not take has no gradient, however large that of the other is") {
+  Tensor a = Tensor::from(std::vector<double>{3, 2, kNan, 1}, {4}).set_requires_grad(true);
+  Tensor b = Tensor::from(std::vector<double>{1, 2, 1, kNan}, {4}).set_requires_grad(true);
+  const Tensor dy = Tensor::from(std::vector<double>{kInf, 6, 5, 4}, {4});
+  backward(maximum(a, b), dy);
+  CHECK(a.grad().to_vector() == std::vector<double>{kInf, 3, 5, 4});
+  CHECK(b.grad().to_vector() == std::vector<double>{0, 3, 5, 4});
+  backward(minimum(b, a), dy);
+  CHECK(a.grad().to_vector() == std::vector<double>{kInf, 6, 10, 8});
+  CHECK(b.grad().to_vector() == std::vector<double>{kInf, 6, 10, 8});
+}
+
 TEST_CASE("an exponent of integers has a gradient") {
   Tensor x = Tensor::from(std::vector<double>{0.5, 2, 1}, {3}).set_requires_grad(true);
   backward(sum(ops::pow(places({4, 3, 0}), x)));

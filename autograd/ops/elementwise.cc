@@ -200,14 +200,15 @@ Tensor bend(UnaryOp op, T x, double alpha, Slope slope) {
   });
 }
 
-/// Gradient of maximum and minimum: dy to the operand that was taken, half of it to each of equals.
+/// Gradient of maximum and minimum: dy to the operand that was taken, half of it to each of equals,
+/// all of it to both where one is NaN.
 Tensor extreme(BinaryOp kernel, T a, T b) {
   const auto share = [kernel](const Backward& g, bool of_first) {
     return in_one_pass(g.dy(), [&] {
       const Tensor a = g.saved(0), b = g.saved(1);
-      const Tensor &dy = g.dy(), first = kernel == B::kMaximum ? gt(a, b) : lt(a, b);
-      const Tensor weight = add(cast(first, dy.dtype()), cast(eq(a, b), dy.dtype()) * 0.5);
-      return mul(dy, of_first ? weight : 1.0 - weight);
+      const Tensor& dy = g.dy();
+      const Tensor is_lost = of_first == (kernel == B::kMaximum) ? lt(a, b) : gt(a, b);
+      return where(is_lost, scalar_like(dy, 0), where(eq(a, b), dy * 0.5, dy));
     });
   };
   return record_two(
