@@ -60,6 +60,7 @@ const std::vector<Value>& values() {
       {"norm 3", [] { return norm(pattern({3, 4}), 3, {0}, true); }, {1, 4}, {2.460203180168832, 2.3728049895073324, 2.080083823051904, 1.7963790376632978}},
       {"norm 0", [] { return norm(pattern({3, 4}), 0, {1}); }, {3}, {4.0, 4.0, 3.0}},
       {"norm -inf", [] { return norm(pattern({3, 4}), -kInf, {-1}); }, {3}, {1.75, 0.75, 0.0}},
+      {"norm -1", [] { return norm(Tensor::from(std::vector<double>{2, -2, 0, 3, kInf, -kInf}, {3, 2}), -1, {1}); }, {3}, {1.0, 0.0, kInf}},
       {"std", [] { return ops::std(pattern({3, 4}), {1}); }, {3}, {2.1347814095749165, 0.3227486121839514, 0.3227486121839514}},
       {"logsumexp", [] { return logsumexp(pattern({3, 4}), {0}); }, {4}, {1.830308412820332, 2.6576059644443806, 2.4076059644443806, 2.1576059644443806}},
       {"logsumexp of infinities", [] { return logsumexp(Tensor::from(std::vector<double>{-kInf, -kInf, kInf, 0}, {2, 2}), {1}); }, {2}, {-kInf, kInf}},

@@ -79,12 +79,14 @@ Tensor extreme(const Tensor& input, const Shape& dims, bool keepdim, Reduction r
   });
 }
 
-/// sum^(1 / p) of sums that are not negative, with the gradient 0 where the sum is 0.
+/// sum^(1 / p) of sums that are not negative, with the gradient 0 where the sum is 0, as it is for
+/// a p < 0 where every element is infinite.
 Tensor root(const Tensor& sum, double p) {
   const Tensor zero = full({}, 0, sum.dtype(), sum.device());
   const Tensor is_zero = eq(sum, zero), positive = masked_fill(sum, is_zero, 1);
   const Tensor one_over_p = full({}, 1 / p, sum.dtype(), sum.device());
-  return masked_fill(p == 2 ? sqrt(positive) : pow(positive, one_over_p), is_zero, 0);
+  return masked_fill(p == 2 ? sqrt(positive) : pow(positive, one_over_p), is_zero,
+                     p < 0 ? HUGE_VAL : 0);
 }
 
 Tensor arg_extreme(const Tensor& x, int64_t dim, bool keepdim, Reduction reduction) {
