@@ -30,9 +30,6 @@ struct Axis {
   }
 };
 
-/// Weights have f32's accuracy at least.
-Tensor widened(const Tensor& x) { return itemsize(x.dtype()) < 4 ? cast(x, DType::f32) : x; }
-
 Tensor picked(const Tensor& x, int dim, const std::vector<int64_t>& places) {
   const auto count = static_cast<int64_t>(places.size());
   return index_select(x, dim, to(Tensor::from(places, {count}), x.device()));
@@ -100,7 +97,7 @@ Tensor adaptive_avg_pool2d(const Tensor& x, const Size2d& size) {
     return avg_pool2d(x, {.kernel = window, .stride = window});
   }
   const Autocast as_it_comes(DType::f32);
-  const Tensor wide = widened(x);
+  const Tensor wide = raw::widened(x);
   const Tensor rows = averaging({2, height, size[0], {}}, wide);
   const Tensor columns = averaging({3, width, size[1], {}}, wide);
   return cast(matmul(transpose(rows, 0, 1), matmul(wide, columns)), x.dtype());
@@ -134,7 +131,7 @@ Tensor interpolate(const Tensor& input, const InterpolateOptions& options) {
   }
   // One that is too large is refused here, before there are places along its sides.
   Tensor::empty(shape, x.dtype(), x.device());
-  Tensor y = is_bilinear ? widened(x) : x;
+  Tensor y = is_bilinear ? raw::widened(x) : x;
   for (const Axis& axis : axes) {
     if (is_bilinear) {
       if (axis.to != axis.from || (axis.factor && *axis.factor != 1)) {

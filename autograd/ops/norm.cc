@@ -133,7 +133,7 @@ void check_channels(std::string_view op, const Tensor& x,
 /// running = (1 - momentum) running + momentum batch, in place.
 void update_running(Tensor& running, const Tensor& batch, double momentum) {
   if (!running.defined()) return;
-  raw::copy(add(widened(running) * (1 - momentum), batch, momentum), running);
+  raw::copy(add(raw::widened(running) * (1 - momentum), batch, momentum), running);
   running.bump_version();
 }
 

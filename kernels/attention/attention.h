@@ -25,6 +25,10 @@
 // numbers, and dropout of kernels/dropout drops the same elements.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
 #include "kernels/gemm/matmul_numerics.h"
 #include "kernels/op.h"
 
@@ -64,6 +68,10 @@ struct AttentionProblem {
   /// On a CPU, where `moved` can be read.
   uint64_t drawn_stream() const {
     return stream + (moved.defined() ? static_cast<uint64_t>(*moved.data<int64_t>()) : 0);
+  }
+  /// What w >> 9 of a score's word w is below where the score is dropped.
+  uint32_t threshold() const {
+    return static_cast<uint32_t>(std::max(0.0, std::ceil(dropout * 0x1p23 - 0.5)));
   }
   bool backward() const { return dout.defined(); }
   DType dtype() const { return q.dtype(); }

@@ -68,18 +68,14 @@ struct AttentionFields {
         sharing(static_cast<Count>(heads_per_key(p))),
         scale(static_cast<Real>(p.scale)),
         dropout(static_cast<Real>(p.dropout)),
-        kept_factor(1 / (1 - dropout)),
-        threshold(threshold_of(static_cast<float>(p.dropout))),
+        kept_factor(static_cast<Real>(1 / (1 - p.dropout))),
+        threshold(p.threshold()),
         causal(p.causal),
         seed(p.seed),
         stream(p.stream),
         offset(p.offset),
         moved(p.moved.defined() ? p.moved.data<int64_t>() : nullptr) {}
 
-  /// uniform_from_bits(w) = ((w >> 9) + 1/2) 2^-23 >= dropout where w >> 9 is not below this.
-  static uint32_t threshold_of(float dropout) {
-    return static_cast<uint32_t>(std::max(0.0, std::ceil(dropout * 0x1p23 - 0.5)));
-  }
   /// Dropout keeps those of four neighbouring scores whose words pass this.
   __device__ __forceinline__ bool is_kept(uint32_t word) const { return word >> 9 >= threshold; }
   /// The words of elements n / 4 * 4 to n / 4 * 4 + 3 of the scores; key: the seed.

@@ -131,7 +131,7 @@ double dropout_factor(const AttentionProblem& p, int64_t pair, int64_t i, int64_
   if (p.dropout == 0) return 1;
   const uint64_t n = (pair * p.q.size(2) + i) * p.k.size(2) + j;
   const auto words = philox4x32(p.seed, p.drawn_stream(), p.offset + n / 4);
-  const bool is_dropped = uniform_from_bits(words[n % 4]) < static_cast<float>(p.dropout);
+  const bool is_dropped = uniform_from_bits(words[n % 4]) < p.dropout;
   return is_dropped ? 0 : 1 / (1 - p.dropout);
 }
 

@@ -31,7 +31,7 @@ void dropout_factors(const AttentionProblem& p, int64_t pair, int64_t query, int
   constexpr int64_t kWords = 1024;
   alignas(64) uint32_t words[kWords];
   const auto kept = static_cast<Acc>(1 / (1 - p.dropout));
-  const auto probability = static_cast<float>(p.dropout);
+  const uint32_t threshold = p.threshold();
   const int64_t first = (pair * p.q.size(2) + query) * p.k.size(2) + key;
   for (int64_t done = 0; done < n;) {
     // A block of Philox is four words; the row may begin within one.
@@ -39,7 +39,7 @@ void dropout_factors(const AttentionProblem& p, int64_t pair, int64_t query, int
     philox_words(p.seed, p.drawn_stream(), p.offset + static_cast<uint64_t>((first + done) / 4),
                  (skip + count + 3) / 4, words);
     for (int64_t i = 0; i < count; ++i) {
-      factors[done + i] = uniform_from_bits(words[skip + i]) < probability ? 0 : kept;
+      factors[done + i] = words[skip + i] >> 9 < threshold ? 0 : kept;
     }
     done += count;
   }

@@ -2,8 +2,10 @@
 #include <catch2/catch.hpp>
 
 #include "core/emulated.h"
+#include "core/philox.h"
 #include "core/view.h"
 #include "kernels/attention/attention.h"
+#include "kernels/dropout/dropout.h"
 
 using namespace weft;
 using namespace weft::kernels;
@@ -41,6 +43,17 @@ std::string_view choice(const Options& o) {
 }
 
 }  // namespace
+
+TEST_CASE("attention drops the scores that dropout drops") {
+  // 0.7 lies above its neighbour of f32, and a word's number between them.
+  for (double p : {0.0, 0.1, 0.5, 0.7, 0.9, 1 - 0x1p-24}) {
+    const uint32_t threshold = AttentionProblem{.dropout = p}.threshold();
+    CHECK(threshold == DropoutProblem{.p = p}.threshold());
+    for (uint32_t number : {threshold - 1, threshold}) {
+      if (number >> 23 == 0) CHECK((number < threshold) == (uniform_from_bits(number << 9) < p));
+    }
+  }
+}
 
 TEST_CASE("Attention on CUDA takes the kernel that its lengths and layout ask for") {
   emulated::use_gpu("a100");
