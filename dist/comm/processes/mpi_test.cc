@@ -66,6 +66,15 @@ TEST_CASE("a message that comes when its receiver has given up", "[.rank]") {
   if (world->rank() == 0) CHECK(x.to_vector()[0] == 0);
 }
 
+TEST_CASE("a group with a rank that has left", "[.rank]") {
+  leave_signals_alone();
+  const CommunicatorPtr world = make_mpi_world({.host = {.timeout_seconds = 20}});
+  world->barrier().wait();
+  if (world->rank() == 1) return world->leave("no memory");
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  say_error_of([&] { world->group({0, 1}, "late"); });
+}
+
 TEST_CASE("MPI processes conform") {
   if (!has_mpirun()) WEFT_SKIP("ranks under mpirun: there is none of the MPI of this build");
   for (int ranks : {1, 2, 3, 4, 8}) {
@@ -101,6 +110,15 @@ TEST_CASE("a message over MPI changes nothing when its receiver has given up") {
   INFO(outcome.text);  // the code is that of a world of which a rank has given up
   CHECK_THAT(outcome.text, Contains("All tests passed"));
   CHECK_THAT(outcome.text, !Contains("FAILED"));
+}
+
+TEST_CASE("over MPI a group that is made after a rank has left does not wait for it") {
+  if (!has_mpirun()) WEFT_SKIP("ranks under mpirun: there is none of the MPI of this build");
+  const auto begin = std::chrono::steady_clock::now();
+  const CommandOutcome outcome =
+      run_under_mpirun({.ranks = 2}, "a group with a rank that has left");
+  CHECK_THAT(outcome.text, Contains("a group of ranks 0, 1: rank 1 "));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(15));
 }
 
 TEST_CASE("a killed process is named, and the others end") {
