@@ -386,19 +386,51 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     const bool finds = options_.static_graph ? !is_rebuilt_ : options_.find_unused_parameters;
     // Once a rank knows how many contributions to wait for, none is late in an iteration like the
     // first.
-    if (!finds && is_rebuilt_) return;
-    constexpr int32_t kUsed = 1, kLate = 2;
-    const auto n = static_cast<int64_t>(parameters_.size());
-    const Tensor map = Tensor::zeros({n}, DType::i32);
-    int32_t* found = map.data<int32_t>();
-    for (int64_t i = 0; i < n; ++i) {
-      const Parameter::Arrived& arrived = parameters_[i].arrived;
-      found[i] = arrived.late.defined() ? kLate : arrived.any() ? kUsed : 0;
+    const bool asks = finds || !is_rebuilt_;
+    std::vector<std::string> late;
+    for (const Parameter& p : parameters_) {
+      if (p.arrived.late.defined()) late.push_back(p.name);
     }
-    group_->all_reduce(map, ReduceOp::kMax).wait();
-    for (int64_t i = 0; i < n; ++i) {
+    if (!asks && late.empty()) return;
+    constexpr int32_t kUsed = 1, kLate = 2;
+    std::vector<int32_t> found;
+    for (const Parameter& p : parameters_) {
+      found.push_back(p.arrived.late.defined() ? kLate : p.arrived.any() ? kUsed : 0);
+    }
+    const auto n = std::ssize(found);
+    if (asks) {
+      const Tensor map = Tensor::from(found, {n});
+      group_->all_reduce(map, ReduceOp::kMax).wait();
+      std::copy_n(map.data<int32_t>(), n, found.data());
+    } else {
+      ask_unasked(found, late);
+    }
+    for (size_t i = 0; i < parameters_.size(); ++i) {
       if (finds) parameters_[i].is_used = found[i] != 0;
       parameters_[i].arrived.is_late = found[i] == kLate;
+    }
+  }
+
+  /// The largest of all ranks' numbers, in an iteration in which they would ask each other nothing.
+  /// A rank that has nothing late goes on to a collective of another kind, as gradients do not
+  /// travel so: that is an Error of both.
+  void ask_unasked(std::vector<int32_t>& found, const std::vector<std::string>& late) {
+    std::vector<int32_t> mine;
+    for (int r = 0; r < group_->size(); ++r) mine.insert(mine.end(), found.begin(), found.end());
+    const Tensor theirs = Tensor::empty({std::ssize(mine)}, DType::i32);
+    try {
+      group_->all_to_all(theirs, Tensor::from(mine, {std::ssize(mine)})).wait();
+    } catch (const Error& error) {
+      WEFT_FAIL(
+          "ddp: gradients of {} parameters came on rank {} when their buckets had left: {}; "
+          "expected some on every rank or on none, since the ranks do not ask each other; "
+          "find_unused_parameters allows that: {}",
+          late.size(), group_->rank(), fmt::join(late, ", "), error.what());
+    }
+    const int32_t* const all = theirs.data<int32_t>();
+    for (size_t i = 0; i < mine.size(); ++i) {
+      int32_t& largest = found[i % found.size()];
+      largest = std::max(largest, all[i]);
     }
   }
 

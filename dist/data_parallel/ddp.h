@@ -50,7 +50,8 @@ struct DdpOptions {
   /// that the sum is the true mean however uneven the batches are.
   ReduceOp average = ReduceOp::kMean;
   /// Some parameters get no gradient in some iterations: costs one small collective per step.
-  /// Otherwise one without gradient that is not frozen is an error.
+  /// Otherwise one without gradient that is not frozen is an error, and so is one of which, from
+  /// the second iteration on, more gradients come on some ranks alone than in the first.
   bool find_unused_parameters = false;
   /// The same parameters are used, the same number of times, in every iteration: those without a
   /// gradient in the first are never waited for.

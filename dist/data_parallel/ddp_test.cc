@@ -352,6 +352,44 @@ TEST_CASE("trap: ranks that use a parameter differently often reduce it alike") 
   }
 }
 
+TEST_CASE("a gradient that comes late on some ranks alone is an error that names it") {
+  for (const bool is_everywhere : {true, false}) {
+    std::string errors[2];
+    run_ranks(2,
+              [&](Communicator& c) {
+                manual_seed(1);
+                Uneven model, one;
+                one.load_state_dict(model.state_dict());
+                model.uses_extra = one.uses_extra = true;
+                DistributedDataParallel ddp(model, borrowed(c),
+                                            {.bucket_bytes = 1, .first_bucket_bytes = 1});
+                const Tensor x = Tensor::full({3, 4}, 0.5, DType::f64);
+                try {
+                  for (int iteration = 0; iteration < 3; ++iteration) {
+                    const bool is_late = iteration == 1 && (is_everywhere || c.rank() == 1);
+                    model.segments = one.segments = is_late ? 2 : 1;
+                    model.zero_grad();
+                    one.zero_grad();
+                    backward(ops::sum(ddp(x)));
+                    backward(ops::sum(one(x)));
+                    const double d = difference(gradients_of(model), gradients_of(one));
+                    WEFT_CHECK(d < 1e-13, "iteration {}: the gradients differ by {}", iteration, d);
+                  }
+                } catch (const Error& error) {
+                  errors[c.rank()] = error.what();
+                }
+              },
+              {.host = {.timeout_seconds = 5}});
+    if (is_everywhere) {
+      CHECK(errors[0] + errors[1] == "");
+    } else {
+      CHECK_THAT(errors[0], Contains("all_to_all"));
+      CHECK_THAT(errors[1], Contains("of 2 parameters came on rank 1 when their buckets had left: "
+                                     "shared.weight, shared.bias"));
+    }
+  }
+}
+
 TEST_CASE("a pass that fails when buckets have left, or when it is over, leaves nothing behind") {
   const OracleBatch batch = oracle_batch(0, 8, DType::f64);
   const auto one = make_oracle_model(DType::f64);
