@@ -18,13 +18,7 @@ using kernels::UnaryOp;
 Tensor Deferral::defer(const FusedStep& step, const Tensors& operands, const Shape& shape) {
   const std::lock_guard lock(mutex_);
   Value value = {.step = step, .operands = {}, .shape = shape, .device = operands[0].device()};
-  for (const Tensor& x : operands) {
-    WEFT_CHECK(!refuses_gradients_ || !x.requires_grad(),
-               "fused: {} requires a gradient and is used by the function, but is not among its "
-               "inputs",
-               x);
-    value.operands.push_back(operand_of(x));
-  }
+  for (const Tensor& x : operands) value.operands.push_back(operand_of(x));
   const int index = static_cast<int>(values_.size());
   const auto storage = std::make_shared<Storage>(
       nbytes(shape, step.dtype), value.device, [weak = weak_from_this(), index] {

@@ -18,10 +18,7 @@ namespace weft {
 
 class Deferral : public std::enable_shared_from_this<Deferral> {
  public:
-  /// Whether an operand that requires a gradient is an Error: its gradient would be lost.
-  static std::shared_ptr<Deferral> make(bool refuses_gradients) {
-    return std::shared_ptr<Deferral>(new Deferral(refuses_gradients));
-  }
+  static std::shared_ptr<Deferral> make() { return std::shared_ptr<Deferral>(new Deferral); }
   Deferral(const Deferral&) = delete;
   Deferral& operator=(const Deferral&) = delete;
 
@@ -51,7 +48,7 @@ class Deferral : public std::enable_shared_from_this<Deferral> {
     bool computed = false;
   };
 
-  explicit Deferral(bool refuses_gradients) : refuses_gradients_(refuses_gradients) {}
+  Deferral() = default;
 
   Operand operand_of(const Tensor& x) const;
   /// The value whose result x is, as it was computed; -1: none.
@@ -73,7 +70,6 @@ class Deferral : public std::enable_shared_from_this<Deferral> {
   kernels::FusedProblem program_of(const std::vector<int>& needed, const std::vector<int>& values);
   std::vector<int> with_handles() const;
 
-  const bool refuses_gradients_;
   std::vector<Value> values_;
   std::unordered_map<const Storage*, int> by_storage_;  // the latest there
   std::recursive_mutex mutex_;                          // a kernel's threads touch, too
@@ -94,7 +90,7 @@ template <class F>
 Tensor in_one_pass(const Tensor& x, F&& f) {
   constexpr int64_t kWorthwhile = 1 << 14;
   if (deferral_in_force || grad_enabled() || x.numel() < kWorthwhile) return f();
-  const std::shared_ptr<Deferral> deferral = Deferral::make(false);
+  const std::shared_ptr<Deferral> deferral = Deferral::make();
   const ScopedValue scope(deferral_in_force, deferral.get());
   Tensors results = {f()};
   deferral->finish(results);

@@ -35,7 +35,7 @@ Tensors recorded_gradients(const Function& function, const Backward& b, size_t c
 
 /// The same in one pass.
 Tensors deferred_gradients(const Function& function, const Backward& b, size_t count) {
-  const std::shared_ptr<Deferral> deferral = Deferral::make(false);
+  const std::shared_ptr<Deferral> deferral = Deferral::make();
   const ScopedValue scope(deferral_in_force, deferral.get());
   Tensors gradients(count);
   {
@@ -68,17 +68,17 @@ Tensors deferred_gradients(const Function& function, const Backward& b, size_t c
 /// begins there, and the leaf's gradient would be lost.
 [[noreturn]] void refuse_leaf(const Tensor& y) {
   Edge edge = edge_of(y);
-  std::string user = "the result";
+  std::string user = "the function";
   Shape shape = y.shape();
+  DType dtype = y.dtype();
   while (edge.node) {
     user = edge.node->name;
     const Input input = *std::ranges::find_if(edge.node->inputs, &Edge::is_needed);
-    shape = input.shape;
+    shape = input.shape, dtype = input.dtype;
     edge = input;
   }
-  WEFT_FAIL(
-      "fused: {} uses a tensor of shape {} that requires a gradient and is none of the inputs",
-      user, shape);
+  WEFT_FAIL("fused: {} uses {} {}, which requires a gradient and is not among the inputs", user,
+            dtype, shape);
 }
 
 }  // namespace
@@ -88,7 +88,7 @@ Tensor fused(const Function& function, const Tensors& inputs) {
   const Replay replay;
   Tensors results;
   {
-    const std::shared_ptr<Deferral> deferral = Deferral::make(grad_enabled());
+    const std::shared_ptr<Deferral> deferral = Deferral::make();
     const ScopedValue scope(deferral_in_force, deferral.get());
     // Recording goes on, but of the inputs there is nothing to record.
     Tensors operands;

@@ -285,15 +285,15 @@ TEST_CASE("a gradient that would be lost is an error") {
   const Tensors inputs = leaves(normal_inputs({{2, 3}, {2, 3}}, DType::f32));
   const auto captures = [w = inputs[1]](const Tensors& t) { return t[0] * w; };
   CHECK_THROWS_WITH(fused(captures, {inputs[0]}),
-                    Contains("f32 [2, 3] on cpu") && Contains("is not among its inputs"));
+                    "fused: mul uses f32 [2, 3], which requires a gradient and is not among the "
+                    "inputs");
   // By other than elementwise ops, too.
   Tensor matrix = Tensor::full({3, 3}, 1).set_requires_grad(true);
   const auto multiplies = [&](const Tensors& t) { return relu(matmul(t[0], matrix)); };
   CHECK_THROWS_WITH(fused(multiplies, {inputs[0]}),
-                    "fused: matmul uses a tensor of shape [3, 3] that requires a gradient and is "
-                    "none of the inputs");
+                    Contains("fused: matmul uses f32 [3, 3], which requires a gradient"));
   CHECK_THROWS_WITH(fused([&](const Tensors&) { return matrix; }, {inputs[0]}),
-                    Contains("the result uses a tensor of shape [3, 3]"));
+                    Contains("fused: the function uses f32 [3, 3]"));
   CHECK_NOTHROW(backward(
       sum(fused([](const Tensors& t) { return relu(matmul(t[0], t[1])); }, {inputs[0], matrix}))));
   const NoGrad guard;
