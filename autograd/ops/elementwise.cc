@@ -267,9 +267,12 @@ bool gives_memory(const Tensor& spent, const Tensor& other, std::optional<DType>
          result.value_or(promote(spent.dtype(), other.dtype())) == spent.dtype();
 }
 
+using Recorded = Tensor (*)(T a, T b, std::optional<DType> result);
+
 /// a op b. A C++ expression keeps its temporaries to its end; giving their memory on, a chain of
-/// operations stays in the caches that its longest part fits in.
-Tensor combine(BinaryOp op, Tensor (*recorded)(T, T, std::optional<DType>), T a, T b,
+/// operations stays in the caches that its longest part fits in. So does it keep the parameters of
+/// functions that it calls, operators: they move theirs on to here.
+Tensor combine(BinaryOp op, Recorded recorded, Tensor a, Tensor b,
                std::optional<DType> result = {}) {
   const bool in_a = gives_memory(a, b, result);
   const bool takes_memory = (in_a || gives_memory(b, a, result)) && !deferral_in_force;
@@ -279,6 +282,20 @@ Tensor combine(BinaryOp op, Tensor (*recorded)(T, T, std::optional<DType>), T a,
       {.op = op, .a = view::expand(a, y.shape()), .b = view::expand(b, y.shape()), .y = y});
   return y;
 }
+
+Tensor combine(BinaryOp op, Recorded recorded, Tensor a, double b) {
+  const Tensor number = number_beside(a, b);
+  const std::optional<DType> result = of_number(a);
+  return combine(op, recorded, std::move(a), number, result);
+}
+
+Tensor combine(BinaryOp op, Recorded recorded, double a, Tensor b) {
+  const Tensor number = number_beside(b, a);
+  const std::optional<DType> result = of_number(b);
+  return combine(op, recorded, number, std::move(b), result);
+}
+
+Tensor sum_of(T a, T b, std::optional<DType> result) { return add(a, b, 1, result); }
 
 }  // namespace
 
@@ -548,41 +565,29 @@ Tensor& copy_(Tensor& target, const Tensor& x) {
 
 }  // namespace ops
 
-using ops::B, ops::combine, ops::number_beside, ops::of_number;
+using ops::B, ops::combine, ops::sum_of;
 
-namespace {
-
-Tensor sum_of(const Tensor& a, const Tensor& b, std::optional<DType> result) {
-  return ops::add(a, b, 1, result);
+Tensor operator+(Tensor a, Tensor b) {
+  return combine(B::kAdd, sum_of, std::move(a), std::move(b));
+}
+Tensor operator-(Tensor a, Tensor b) {
+  return combine(B::kSub, ops::sub, std::move(a), std::move(b));
+}
+Tensor operator*(Tensor a, Tensor b) {
+  return combine(B::kMul, ops::mul, std::move(a), std::move(b));
+}
+Tensor operator/(Tensor a, Tensor b) {
+  return combine(B::kDiv, ops::div, std::move(a), std::move(b));
 }
 
-}  // namespace
+Tensor operator+(Tensor a, double b) { return combine(B::kAdd, sum_of, std::move(a), b); }
+Tensor operator-(Tensor a, double b) { return combine(B::kSub, ops::sub, std::move(a), b); }
+Tensor operator*(Tensor a, double b) { return combine(B::kMul, ops::mul, std::move(a), b); }
+Tensor operator/(Tensor a, double b) { return combine(B::kDiv, ops::div, std::move(a), b); }
 
-Tensor operator+(Tensor a, Tensor b) { return combine(B::kAdd, sum_of, a, b); }
-Tensor operator-(Tensor a, Tensor b) { return combine(B::kSub, ops::sub, a, b); }
-Tensor operator*(Tensor a, Tensor b) { return combine(B::kMul, ops::mul, a, b); }
-Tensor operator/(Tensor a, Tensor b) { return combine(B::kDiv, ops::div, a, b); }
-
-Tensor operator+(Tensor a, double b) {
-  return combine(B::kAdd, sum_of, a, number_beside(a, b), of_number(a));
-}
-Tensor operator-(Tensor a, double b) {
-  return combine(B::kSub, ops::sub, a, number_beside(a, b), of_number(a));
-}
-Tensor operator-(double a, Tensor b) {
-  return combine(B::kSub, ops::sub, number_beside(b, a), b, of_number(b));
-}
-Tensor operator*(Tensor a, double b) {
-  return combine(B::kMul, ops::mul, a, number_beside(a, b), of_number(a));
-}
-Tensor operator/(Tensor a, double b) {
-  return combine(B::kDiv, ops::div, a, number_beside(a, b), of_number(a));
-}
-Tensor operator/(double a, Tensor b) {
-  return combine(B::kDiv, ops::div, number_beside(b, a), b, of_number(b));
-}
-// The caller's parameters live to the end of its expression: what is moved on gives its memory.
-Tensor operator+(double a, Tensor b) { return std::move(b) + a; }
-Tensor operator*(double a, Tensor b) { return std::move(b) * a; }
+Tensor operator+(double a, Tensor b) { return combine(B::kAdd, sum_of, a, std::move(b)); }
+Tensor operator-(double a, Tensor b) { return combine(B::kSub, ops::sub, a, std::move(b)); }
+Tensor operator*(double a, Tensor b) { return combine(B::kMul, ops::mul, a, std::move(b)); }
+Tensor operator/(double a, Tensor b) { return combine(B::kDiv, ops::div, a, std::move(b)); }
 
 }  // namespace weft
