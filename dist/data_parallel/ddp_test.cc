@@ -373,7 +373,8 @@ TEST_CASE("a gradient that comes late on some ranks alone is an error that names
                     backward(ops::sum(ddp(x)));
                     backward(ops::sum(one(x)));
                     const double d = difference(gradients_of(model), gradients_of(one));
-                    WEFT_CHECK(d < 1e-13, "iteration {}: the gradients differ by {}", iteration, d);
+                    WEFT_CHECK(d < 1e-13 || !is_everywhere,
+                               "iteration {}: the gradients differ by {}", iteration, d);
                   }
                 } catch (const Error& error) {
                   errors[c.rank()] = error.what();
