@@ -104,6 +104,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     WEFT_CHECK(!watch_.is_under_way(), "ddp: synchronize() inside a backward");
     const auto attempt = watch_.attempt();
     prepare();
+    set_apart();
     finish(false);
     attempt->is_over = true;
   }
@@ -160,15 +161,24 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     Tensor view = {};        // of the bucket's flat tensor, in the parameter's shape
     int expected = 1;        // contributions per backward, on this rank
     bool is_used = true;     // on any rank
+    // The sum that was handed out, and whether no_sync() has had this rank's own added to it.
+    std::weak_ptr<Storage> handed_out = {};
+    bool has_local = false;
+
+    bool shows_sum() const {
+      const std::shared_ptr<Storage> sum = handed_out.lock();
+      return sum && tensor.grad().defined() && tensor.grad().storage() == sum;
+    }
 
     /// Of the backward at hand.
     struct Arrived {
       int contributions = 0;
       bool is_in_bucket = false;
-      Tensor late;           // what came when the bucket had left, or without one
-      bool is_late = false;  // on any rank, where they ask each other
-      Tensor first;          // the tensor that came, to be handed out again
-      Tensor before;         // the gradient that there was, and is again if the pass fails
+      Tensor late;             // what came when the bucket had left, or without one
+      bool is_late = false;    // on any rank, where they ask each other
+      Tensor first;            // the tensor that came, to be handed out again
+      Tensor before;           // the gradient that there was, and is again if the pass fails
+      bool is_summed = false;  // before: this pass's sum is added to it
       bool any() const { return is_in_bucket || late.defined(); }
     };
     Arrived arrived = {};
@@ -256,6 +266,13 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   void set_apart() {
     const NoGrad guard;
     for (Parameter& p : parameters_) {
+      // A mean of what is the mean already does not change it; a sum would count it once a rank.
+      p.arrived.is_summed = options_.average == ReduceOp::kSum && p.shows_sum();
+      WEFT_CHECK(!p.arrived.is_summed || !p.has_local,
+                 "ddp: the gradient of \"{}\" is a sum over the ranks to which no_sync() has had "
+                 "this rank's own added; zero_grad() comes before no_sync()",
+                 p.name);
+      p.has_local = false;
       Tensor& before = p.arrived.before = p.tensor.grad();
       p.tensor.set_grad({});
       const bool is_bucket =
@@ -298,9 +315,12 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   }
 
   void on_ready(int i) {
-    if (!synchronizes()) return;
-    begin();
     Parameter& p = parameters_[i];
+    if (!synchronizes()) {
+      p.has_local = p.has_local || p.shows_sum();
+      return;
+    }
+    begin();
     ++p.arrived.contributions;
     arrivals_.push_back(i);
     take_gradient(p);
@@ -313,7 +333,8 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   /// Moves the parameter's gradient, and first what there was before, into its bucket.
   void take_gradient(Parameter& p) {
     const NoGrad guard;
-    const Tensor before = p.arrived.any() ? Tensor() : p.arrived.before;
+    const bool stays = p.arrived.any() || p.arrived.is_summed;
+    const Tensor before = stays ? Tensor() : p.arrived.before;
     const Tensor gradient = p.tensor.grad();
     p.tensor.set_grad({});
     if (before.defined()) take(p, before);
@@ -373,7 +394,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     if (options_.find_unused_parameters || options_.static_graph) return;
     std::vector<std::string> unused;
     for (const Parameter& p : parameters_) {
-      if (p.is_trained && !p.arrived.is_in_bucket) unused.push_back(p.name);
+      if (p.is_trained && !p.arrived.is_in_bucket && !p.arrived.is_summed) unused.push_back(p.name);
     }
     WEFT_CHECK(unused.empty(),
                "ddp: no gradient reached {} parameters on rank {}: {}; find_unused_parameters "
@@ -449,18 +470,25 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   void hand_out() {
     const NoGrad guard;
     for (Parameter& p : parameters_) {
-      if (p.bucket < 0 && p.arrived.late.defined()) p.tensor.set_grad(p.arrived.late);
-      // Where nobody has a gradient it stays undefined.
-      const bool is_reduced = p.bucket >= 0 && p.is_used && (p.is_trained || p.arrived.any());
-      if (!is_reduced) continue;
-      if (options_.gradient_as_bucket_view) {
-        p.tensor.set_grad(p.view);
-      } else {
-        const Tensor& first = p.arrived.first;
-        Tensor gradient = first.defined() ? first : ops::zeros_like(p.tensor);
-        ops::copy_(gradient, p.view);
-        p.tensor.set_grad(gradient);
+      Tensor sum;
+      if (p.bucket < 0) {
+        sum = p.arrived.late;
+      } else if (p.is_used && (p.is_trained || p.arrived.any())) {
+        sum = p.view;
+        if (!options_.gradient_as_bucket_view) {
+          const Tensor& first = p.arrived.first;
+          sum = first.defined() ? first : ops::zeros_like(p.tensor);
+          ops::copy_(sum, p.view);
+        }
       }
+      if (!sum.defined()) {
+        // Where nobody has a gradient it stays what it was.
+        if (p.arrived.is_summed) p.tensor.set_grad(p.arrived.before);
+        continue;
+      }
+      if (p.arrived.is_summed) ops::add_(sum, p.arrived.before);
+      p.tensor.set_grad(sum);
+      p.handed_out = sum.storage();
     }
   }
 

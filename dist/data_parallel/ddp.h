@@ -48,6 +48,8 @@ struct DdpOptions {
   int64_t first_bucket_bytes = 1 << 20;  // small, so that communication begins early
   /// kMean: PyTorch's rule. kSum: the loss was weighted with the rank's share of the samples, so
   /// that the sum is the true mean however uneven the batches are.
+  /// A pass on top of gradients that are summed already adds its own sum to them; under kSum it is
+  /// an Error to have added to these under no_sync().
   ReduceOp average = ReduceOp::kMean;
   /// Some parameters get no gradient in some iterations: costs one small collective per step.
   /// Otherwise one without gradient that is not frozen is an error, and so is one of which, from

@@ -460,6 +460,47 @@ TEST_CASE("a pass that fails leaves the gradients that there were") {
   }
 }
 
+TEST_CASE("a pass on top of gradients that are summed already adds its own sum to them") {
+  for (const bool is_view : {false, true}) {
+    run_ranks(2, [&](Communicator& c) {
+      const auto model = make_oracle_model(DType::f64);
+      DistributedDataParallel ddp(*model, borrowed(c),
+                                  {.bucket_bytes = 1,
+                                   .first_bucket_bytes = 1,
+                                   .average = ReduceOp::kSum,
+                                   .gradient_as_bucket_view = is_view});
+      const auto pass = [&](int number) {
+        const OracleShare share = share_of(oracle_batch(number, 8, DType::f64), 2, c.rank());
+        backward(ops::cross_entropy(ddp(share.batch.x), share.batch.labels));
+      };
+      const auto drop = [&] {
+        for (Tensor& parameter : model->parameters()) parameter.set_grad({});
+      };
+      NamedTensors expected;
+      for (int number = 0; number < 3; ++number) {
+        drop();
+        pass(number);
+        const NamedTensors one = cloned(gradients_of(*model));
+        if (number == 0) expected = one;
+        for (size_t i = 0; number > 0 && i < one.size(); ++i) {
+          expected[i].second = expected[i].second + one[i].second;
+        }
+      }
+      drop();
+      for (int number = 0; number < 3; ++number) pass(number);
+      WEFT_CHECK(same_bits(gradients_of(*model), expected), "the gradients differ by {}",
+                 difference(gradients_of(*model), expected));
+      ddp.synchronize();
+      WEFT_CHECK(same_bits(gradients_of(*model), expected), "synchronize() summed them again");
+      {
+        const std::shared_ptr<void> local = ddp.no_sync();
+        pass(0);
+      }
+      expect_error([&] { pass(1); }, "zero_grad() comes before no_sync()");
+    });
+  }
+}
+
 TEST_CASE("ranks whose passes have failed at different places do not go on") {
   run_ranks(2,
             [](Communicator& c) {
