@@ -14,6 +14,7 @@
 #include "dist/comm/agreement.h"
 #include "dist/comm/device/on_device.h"
 #include "dist/data_parallel/pass_watch.h"
+#include "dist/data_parallel/summed_gradients.h"
 #include "nn/meta.h"
 
 namespace weft::dist {
@@ -58,6 +59,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     for (const auto& [name, parameter] : module.named_parameters()) {
       parameters_.push_back(
           {.name = name, .tensor = parameter, .is_trained = parameter.requires_grad()});
+      sums_.watch(parameter);
     }
     order_.resize(parameters_.size());
     std::iota(order_.rbegin(), order_.rend(), 0);
@@ -102,7 +104,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
 
   void synchronize() {
     WEFT_CHECK(!watch_.is_under_way(), "ddp: synchronize() inside a backward");
-    const auto attempt = watch_.attempt();
+    const auto attempt = watch_.attempt([this] { restore(); });
     prepare();
     set_apart();
     finish(false);
@@ -161,24 +163,15 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     Tensor view = {};        // of the bucket's flat tensor, in the parameter's shape
     int expected = 1;        // contributions per backward, on this rank
     bool is_used = true;     // on any rank
-    // The sum that was handed out, and whether no_sync() has had this rank's own added to it.
-    std::weak_ptr<Storage> handed_out = {};
-    bool has_local = false;
-
-    bool shows_sum() const {
-      const std::shared_ptr<Storage> sum = handed_out.lock();
-      return sum && tensor.grad().defined() && tensor.grad().storage() == sum;
-    }
 
     /// Of the backward at hand.
     struct Arrived {
       int contributions = 0;
       bool is_in_bucket = false;
-      Tensor late;             // what came when the bucket had left, or without one
-      bool is_late = false;    // on any rank, where they ask each other
-      Tensor first;            // the tensor that came, to be handed out again
-      Tensor before;           // the gradient that there was, and is again if the pass fails
-      bool is_summed = false;  // before: this pass's sum is added to it
+      Tensor late;           // what came when the bucket had left, or without one
+      bool is_late = false;  // on any rank, where they ask each other
+      Tensor first;          // the tensor that came, to be handed out again
+      Tensor before;         // the gradient that there was, and is again if the pass fails
       bool any() const { return is_in_bucket || late.defined(); }
     };
     Arrived arrived = {};
@@ -191,6 +184,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   }
 
   bool synchronizes() const { return local_depth_ == 0; }
+  bool sums() const { return options_.average == ReduceOp::kSum; }
 
   /// For the parameters that are trained, or were, in the order of order_.
   void build_buckets() {
@@ -265,14 +259,9 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   /// Takes away what has added up, so that the pass does not change it.
   void set_apart() {
     const NoGrad guard;
+    // A mean of what is the mean already does not change it.
+    if (sums()) sums_.set_apart("ddp", options_.gradient_as_bucket_view);
     for (Parameter& p : parameters_) {
-      // A mean of what is the mean already does not change it; a sum would count it once a rank.
-      p.arrived.is_summed = options_.average == ReduceOp::kSum && p.shows_sum();
-      WEFT_CHECK(!p.arrived.is_summed || !p.has_local,
-                 "ddp: the gradient of \"{}\" is a sum over the ranks to which no_sync() has had "
-                 "this rank's own added; zero_grad() comes before no_sync()",
-                 p.name);
-      p.has_local = false;
       Tensor& before = p.arrived.before = p.tensor.grad();
       p.tensor.set_grad({});
       const bool is_bucket =
@@ -286,6 +275,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   void restore() {
     if (!std::exchange(is_apart_, false)) return;
     for (Parameter& p : parameters_) p.tensor.set_grad(p.arrived.before);
+    sums_.restore();
   }
 
   /// Before a reduction.
@@ -315,12 +305,11 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   }
 
   void on_ready(int i) {
-    Parameter& p = parameters_[i];
-    if (!synchronizes()) {
-      p.has_local = p.has_local || p.shows_sum();
-      return;
-    }
+    // Without forward() this is the pass's beginning, and the gradient is there already.
+    if (!watch_.is_under_way()) sums_.note_local(i);
+    if (!synchronizes()) return;
     begin();
+    Parameter& p = parameters_[i];
     ++p.arrived.contributions;
     arrivals_.push_back(i);
     take_gradient(p);
@@ -333,8 +322,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   /// Moves the parameter's gradient, and first what there was before, into its bucket.
   void take_gradient(Parameter& p) {
     const NoGrad guard;
-    const bool stays = p.arrived.any() || p.arrived.is_summed;
-    const Tensor before = stays ? Tensor() : p.arrived.before;
+    const Tensor before = p.arrived.any() ? Tensor() : p.arrived.before;
     const Tensor gradient = p.tensor.grad();
     p.tensor.set_grad({});
     if (before.defined()) take(p, before);
@@ -393,8 +381,9 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     // With a static graph the first iteration shows what is used.
     if (options_.find_unused_parameters || options_.static_graph) return;
     std::vector<std::string> unused;
-    for (const Parameter& p : parameters_) {
-      if (p.is_trained && !p.arrived.is_in_bucket && !p.arrived.is_summed) unused.push_back(p.name);
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      const Parameter& p = parameters_[i];
+      if (p.is_trained && !p.arrived.is_in_bucket && !sums_.is_apart(i)) unused.push_back(p.name);
     }
     WEFT_CHECK(unused.empty(),
                "ddp: no gradient reached {} parameters on rank {}: {}; find_unused_parameters "
@@ -481,15 +470,10 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
           ops::copy_(sum, p.view);
         }
       }
-      if (!sum.defined()) {
-        // Where nobody has a gradient it stays what it was.
-        if (p.arrived.is_summed) p.tensor.set_grad(p.arrived.before);
-        continue;
-      }
-      if (p.arrived.is_summed) ops::add_(sum, p.arrived.before);
-      p.tensor.set_grad(sum);
-      p.handed_out = sum.storage();
+      // Where nobody has a gradient it stays what it was.
+      if (sum.defined()) p.tensor.set_grad(sum);
     }
+    if (sums()) sums_.complete();
   }
 
   /// The order in which gradients arrived on the first active rank becomes that of the buckets. How
@@ -563,6 +547,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   // Of the backward at hand.
   PassWatch watch_;
   bool is_apart_ = false;  // what the gradients were before
+  SummedGradients sums_;
   size_t next_bucket_ = 0;
   std::vector<int> arrivals_;  // parameters, once for each contribution
 

@@ -15,6 +15,7 @@
 #include "core/transfer.h"
 #include "dist/data_parallel/ddp.h"
 #include "dist/data_parallel/pass_watch.h"
+#include "dist/data_parallel/summed_gradients.h"
 #include "dist/model_parallel/stages.h"
 #include "io/nearest.h"
 #include "nn/meta.h"
@@ -183,8 +184,10 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
                                "pipeline: backward was run through it already and its activations "
                                "were freed");
                     const auto attempt = self->watch_.attempt();
+                    if (!in_grad()) self->begin_sums();
                     if (self->local_depth_ == 0 && !in_grad()) {
-                      self->watch_.begin([self] { self->reduce_gradients(); });
+                      self->watch_.begin([self] { self->reduce_gradients(); },
+                                         [self] { self->sums_.restore(); });
                     }
                     for (const Flight& flight : *flights) self->await_gradient(flight);
                     int64_t begin = 0;
@@ -288,6 +291,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     for (const auto& [name, parameter] : module_.named_parameters()) {
       if (owns(name)) {
         parameters_.push_back(parameter);
+        sums_.watch(parameter);
       } else {
         let_go(name, parameter);
       }
@@ -328,6 +332,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
         flights.push_back(std::move(flight));
         peak_in_flight_ = std::max(peak_in_flight_, static_cast<int64_t>(flights.size()));
       }
+      if (backwards == 0 || !batches.accumulates) begin_sums();
       backward(flights.front(), {});
       flights.pop_front();
       const bool is_reduced = !batches.accumulates || backwards + 1 == batches.count;
@@ -430,7 +435,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   /// Of a run, or of a batch's forward. Clearing the way is part of it: where that fails, on this
   /// stage alone say, the next has to recover.
   std::shared_ptr<PassWatch::Attempt> begin() {
-    auto attempt = watch_.attempt();
+    auto attempt = watch_.attempt([this] { sums_.restore(); });
     if (watch_.recover("pipeline", {options_.stages.get(), options_.data.get()})) clear_the_way();
     return attempt;
   }
@@ -462,6 +467,16 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     for (const Work& work : std::exchange(sent_, {})) work.wait();
   }
 
+  /// Before the first of the gradients that are summed together, or that are not.
+  void begin_sums() {
+    if (!options_.data || options_.data->size() == 1 || watch_.is_under_way()) return;
+    if (local_depth_ > 0) {
+      sums_.note_local();
+    } else {
+      sums_.set_apart("pipeline");
+    }
+  }
+
   /// The sum over the data group; the same bits as ddp's.
   void reduce_gradients() {
     if (!options_.data || options_.data->size() == 1) return;
@@ -476,12 +491,14 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       works.push_back(options_.data->all_reduce(p.grad()));
     }
     for (const Work& work : works) work.wait();
+    sums_.complete();
   }
 
   std::unordered_map<std::string, int> stage_of_;
   Device device_;                 // of the model on this rank
   Tensors parameters_, buffers_;  // of this stage
   CommunicatorPtr forward_in_, forward_out_, backward_in_, backward_out_;
+  SummedGradients sums_;  // over the data group
   std::vector<Work> sent_;
   PassWatch watch_;  // of runs, and of a batch's forward and backward
   struct Travelled {

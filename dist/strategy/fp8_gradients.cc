@@ -35,6 +35,7 @@ void Fp8Gradients::wrap(nn::Module& module, const ModelStructure&) {
                            parameter.dtype() == DType::f32 && in_products.contains(parameter.id());
     Tensors& list = is_matrix ? matrices_ : others_;
     list.push_back(parameter);
+    sums_.watch(parameter);
     if (is_matrix) names_.push_back(name);
     register_parameter_hook(
         parameter, [self = std::weak_ptr<Fp8Gradients*>(alive_), is_matrix, i = list.size() - 1] {
@@ -99,6 +100,10 @@ void Fp8Gradients::prepare() {
 
 void Fp8Gradients::on_ready(bool is_matrix, size_t i) {
   if (is_matrix) compress(matrices_[i]);
+  WEFT_CHECK(data_size() == 1 || watch_.is_under_way() || !sums_.any(),
+             "fp8 gradients: a backward pass on top of gradients that are summed over the ranks "
+             "already; call zero_grad() before it, or run all passes of a step but the last under "
+             "no_backward_sync()");
   if ((world_ && local_depth_ > 0) || watch_.is_under_way()) return;
   watch_.begin([self = std::weak_ptr<Fp8Gradients*>(alive_)] {
     if (const auto alive = self.lock()) (*alive)->reduce();
@@ -128,6 +133,7 @@ void Fp8Gradients::reduce() {
   const NoGrad guard;
   reduce_matrices(world_ ? shared_exponents() : std::vector<int>());
   if (world_) reduce_others();
+  sums_.complete();
 }
 
 /// The smallest exponent of each matrix's gradient among the ranks that have one.

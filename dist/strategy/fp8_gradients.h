@@ -13,7 +13,8 @@
 //
 // A rank sends 2 (N-1)/N bytes for an element, a quarter of ddp's. Other gradients, of vectors and
 // convolutions and of what was frozen when the model was wrapped, are summed in f32. Nothing
-// overlaps with backward.
+// overlaps with backward. A pass on top of gradients that are sums already is an Error: these would
+// be rounded once more.
 #pragma once
 
 #include <memory>
@@ -22,6 +23,7 @@
 
 #include "autograd/resting.h"
 #include "dist/data_parallel/pass_watch.h"
+#include "dist/data_parallel/summed_gradients.h"
 #include "dist/strategy/strategy.h"
 
 namespace weft::dist {
@@ -82,6 +84,7 @@ class Fp8Gradients : public Strategy {
   Tensors others_;
   int local_depth_ = 0;  // of no_sync()
   PassWatch watch_;
+  SummedGradients sums_;
   std::shared_ptr<Fp8Gradients*> alive_ = std::make_shared<Fp8Gradients*>(this);
 };
 

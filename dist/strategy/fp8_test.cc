@@ -121,6 +121,13 @@ TEST_CASE("gradients in fp8 know failed passes, overlapping tokens and frozen pa
       mlp.zero_grad();
       WEFT_CHECK(pass() == first, "rank {}: the gradients behind a failed pass", c.rank());
 
+      if (c.size() > 1) {
+        backward(loss());
+        expect_error([&] { backward(loss()); }, "on top of gradients that are summed");
+        mlp.zero_grad();
+        WEFT_CHECK(pass() == first, "rank {}: the gradients behind a refused pass", c.rank());
+      }
+
       std::shared_ptr<void> local = strategy.no_sync();
       local = strategy.no_sync();
       local = nullptr;

@@ -459,6 +459,15 @@ TEST_CASE("trap: a backward pass that fails on every rank and is caught changes 
   });
 }
 
+TEST_CASE("trap: a pass on top of gradients that are summed already adds its own sum to them") {
+  check_as_on_one_device(on_four_ranks(), [](OnRank& r) {
+    for (int step = 0; step < 2; ++step) {
+      for (int i = 0; i < 3; ++i) backward(r.loss(3 * step + i));
+      r.step();
+    }
+  });
+}
+
 TEST_CASE(
     "trap: a micro-batch that fails on every rank leaves nothing between a pipeline's stages") {
   const std::vector<StrategyOptions> all = {{.name = "pipeline"},
