@@ -20,8 +20,9 @@ int64_t first_class(const Tensor& logits, int64_t classes, const Communicator& g
 Tensor counted_rows(const Tensor& labels, int64_t classes, DType dtype, int64_t ignore_index) {
   const int64_t rows = labels.size(0);
   if (is_floating(labels.dtype())) return ops::ones({rows, 1}, dtype, labels.device());
+  const Tensor wide = ops::cast(labels, DType::i64);  // which has any ignore_index
   if (labels.device().type == DeviceType::cpu) {
-    const Tensor list = ops::contiguous(ops::cast(labels, DType::i64));
+    const Tensor list = ops::contiguous(wide);
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t c = list.data<int64_t>()[i];
       WEFT_CHECK(c == ignore_index || (c >= 0 && c < classes),
@@ -30,8 +31,8 @@ Tensor counted_rows(const Tensor& labels, int64_t classes, DType dtype, int64_t 
     }
   }
   const Tensor ignored =
-      ops::full({}, static_cast<double>(ignore_index), labels.dtype(), labels.device());
-  return ops::reshape(ops::cast(ops::ne(labels, ignored), dtype), {rows, 1});
+      ops::full({}, static_cast<double>(ignore_index), DType::i64, labels.device());
+  return ops::reshape(ops::cast(ops::ne(wide, ignored), dtype), {rows, 1});
 }
 
 }  // namespace

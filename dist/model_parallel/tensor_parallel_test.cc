@@ -579,7 +579,9 @@ TEST_CASE("the loss of dealt-out classes is that of all, gradients and predictio
     soft = ops::abs(random({rows, classes}, 8));  // whose rows need not add up to 1
   }
   const Tensor hard = Tensor::from(std::vector<int64_t>{0, 10, 3, 4, -100, 7, 10, 2, 5}, {rows});
-  for (const Tensor& labels : {hard, soft}) {
+  // No label of theirs can be -100: all rows count.
+  const Tensor bytes = Tensor::from(std::vector<uint8_t>{0, 10, 3, 4, 0, 7, 10, 2, 5}, {rows});
+  for (const Tensor& labels : {hard, bytes, soft}) {
     for (double smoothing : {0.0, 0.1}) {
       Tensor z = detach(values);
       z.set_requires_grad(true);
