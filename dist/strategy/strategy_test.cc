@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <set>
 
 #include "dist/comm/in_process.h"
 #include "dist/model_parallel/pipeline.h"
@@ -48,6 +49,30 @@ TEST_CASE("dp equals one rank: uneven batches, accumulation, checkpointed activa
   }
   const OracleResult one = train_oracle_alone({.rows = 33});
   check_close(train_dp({.accumulate = 3, .checkpoints = true}, 3), one);
+}
+
+TEST_CASE("trap: micro-batches that replicas take together draw numbers of their own") {
+  struct Dropping : nn::Module {
+    Dropping() : a(parameter("a", Tensor::full({1}, 1))) {}
+    Tensor forward(const Tensor& x) override { return ops::dropout(x * a, 0.5); }
+    Tensor a;
+  } model;
+  ModelStructure structure;
+  structure.replica = [] { return std::make_shared<Dropping>(); };
+  const auto dp = make_strategy({.name = "dp"}, nullptr, 2);
+  dp->wrap(model, structure);
+  manual_seed(1);
+  std::set<std::vector<double>> outputs;
+  const auto at = [&](int64_t) {
+    return MicroBatch{Tensor::full({64}, 1), [&](const Tensor& y) {
+                        outputs.insert(y.to_vector());
+                        return ops::sum(y);
+                      }};
+  };
+  dp->run(model, {.count = 4, .at = at});
+  CHECK(outputs.size() == 4);
+  CHECK(generator().stream == 0);
+  CHECK(generator().offset == 32);  // two of 64 numbers, one behind the other
 }
 
 TEST_CASE("tp equals one rank at 1, 2, 3, 4 and 8 ranks") {
