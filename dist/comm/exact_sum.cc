@@ -4,6 +4,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "autograd/ops.h"
 #include "core/parallel.h"
 #include "core/transfer.h"
 
@@ -18,9 +19,9 @@ void all_reduce(ExactSum& sum, Communicator& group) {
 }
 
 void add_squares(ExactSum& sum, const Tensor& x) {
-  WEFT_CHECK(is_floating(x.dtype()) && x.is_contiguous(),
-             "add_squares: expected a contiguous floating tensor, got {}", x);
-  const Tensor values = to_device(x, Device{});
+  WEFT_CHECK(is_floating(x.dtype()), "add_squares: expected a floating tensor, got {}", x);
+  const NoGrad guard;
+  const Tensor values = to_device(ops::contiguous(x), Device{});
   std::mutex mutex;
   visit_dtype(x.dtype(), [&]<class T>(TypeTag<T>) {
     const T* data = values.data<T>();

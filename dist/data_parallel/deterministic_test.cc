@@ -124,4 +124,8 @@ TEST_CASE("trap: a gradient norm does not depend on where shards begin") {
   Tensor p = Tensor::zeros({10007}).set_requires_grad(true);
   p.set_grad(all);
   CHECK(optim::grad_norm({p}) == Approx(expected).epsilon(1e-14));
+  // A program may give gradients any strides.
+  const Tensor rows = Tensor::from(std::vector<float>{1, 2, 4, 6, 8, 10}, {2, 3});
+  CHECK(exact_norm({ops::transpose(rows, 0, 1)}, nullptr) == exact_norm({rows}, nullptr));
+  CHECK(exact_norm({ops::expand(Tensor::full({1}, 3), {4})}, nullptr) == 6);
 }
