@@ -332,16 +332,18 @@ TEST_CASE("dropout inside cut layers differs from rank to rank, behind them it i
       Mlp() : fc1(add<nn::Linear>("fc1", 4, 8)), fc2(add<nn::Linear>("fc2", 8, 4)) {}
       Tensor forward(const Tensor& x) override {
         inside = ops::dropout(fc1.forward_gelu(x), 0.5);
+        WEFT_CHECK(!fails, "no memory");
         return ops::dropout(fc2(inside), 0.5);
       }
       nn::Linear &fc1, &fc2;
       Tensor inside;
+      bool fails = false;
     } mlp;
     ModelStructure structure;
     structure.mlps = {{&mlp.fc1, &mlp.fc2}};
     const auto tp = make_strategy({.name = "tp"}, {&c, [](Communicator*) {}});
     tp->wrap(mlp, structure);
-    const Tensor y = mlp(Tensor::full({64, 4}, 1));
+    const Tensor in = Tensor::full({64, 4}, 1);
     const auto zeros = [](const Tensor& x) {
       return ops::cast(ops::eq(x, Tensor::scalar(0)), DType::f32);
     };
@@ -351,8 +353,15 @@ TEST_CASE("dropout inside cut layers differs from rank to rank, behind them it i
       c.all_reduce(smallest, ReduceOp::kMin).wait();
       return ops::sum(largest - smallest).item() > 0;
     };
-    WEFT_CHECK(differs(mlp.inside), "the ranks dropped the same hidden features");
-    WEFT_CHECK(!differs(y), "the ranks dropped other outputs");
+    // Also behind a forward that has failed between the two.
+    for (const bool has_failed : {false, true}) {
+      mlp.fails = has_failed;
+      if (has_failed) expect_error([&] { tp->forward(mlp, in); }, "no memory");
+      mlp.fails = false;
+      const Tensor y = tp->forward(mlp, in);
+      WEFT_CHECK(differs(mlp.inside), "the ranks dropped the same hidden features");
+      WEFT_CHECK(!differs(y), "the ranks dropped other outputs");
+    }
   });
 }
 

@@ -4,6 +4,8 @@
 #include <optional>
 #include <unordered_set>
 
+#include "autograd/random.h"
+#include "core/scoped_value.h"
 #include "dist/comm/device_mesh.h"
 #include "dist/model_parallel/parallel_head.h"
 #include "dist/model_parallel/tensor_parallel.h"
@@ -11,6 +13,12 @@
 
 namespace weft::dist {
 namespace {
+
+/// A forward that fails between cut layers leaves the random stream there, which is each rank's
+/// own: what follows would be dropped by other numbers on every rank.
+struct KeepsStream : ScopedValue<uint64_t> {
+  KeepsStream() : ScopedValue(generator().stream, generator().stream) {}
+};
 
 class TensorParallelStrategy : public Strategy {
  public:
@@ -52,10 +60,12 @@ class TensorParallelStrategy : public Strategy {
   }
   bool cuts_parameters() const override { return tensor_->size() > 1 || inner_->cuts_parameters(); }
   Tensor forward(nn::Module& module, const Tensor& x) override {
+    const KeepsStream guard;
     return inner_->forward(module, x);
   }
   bool calls_functions() const override { return inner_->calls_functions(); }
   Tensors call(nn::Module& module, const std::function<Tensors()>& function) override {
+    const KeepsStream guard;
     return inner_->call(module, function);
   }
   Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
