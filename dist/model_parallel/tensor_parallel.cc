@@ -198,7 +198,7 @@ std::string TensorParallel::name_of(const Tensor& parameter) const {
 void TensorParallel::cut(nn::MultiheadAttention& attention) {
   check_divides(attention, group_->size(), name_of(attention.in_proj_weight));
   cut_parameters(cuts_of(attention));
-  if (attention.out_proj.bias.defined()) row_biases_.insert(attention.out_proj.bias.id());
+  if (attention.out_proj.bias.defined()) summed_.insert(attention.out_proj.bias.id());
   attention.set_stand_in([&attention, group = group_, sequence = sequence_](const Tensor& x) {
     const Tokens tokens = sequence->of(attention);
     const Tensor qkv = column_parallel_linear(x, attention.in_proj_weight, attention.in_proj_bias,
@@ -217,7 +217,7 @@ void TensorParallel::cut(const nn::ParallelLinears& layers) {
   check_divides(layers, group_->size(),
                 layers.columns.empty() ? "a group of layers" : name_of(layers.columns[0]->weight));
   cut_parameters(cuts_of(layers));
-  if (layers.rows->bias.defined()) row_biases_.insert(layers.rows->bias.id());
+  if (layers.rows->bias.defined()) summed_.insert(layers.rows->bias.id());
   const auto columns = std::make_shared<Columns>(layers.columns, group_, sequence_);
   for (size_t i = 0; i < layers.columns.size(); ++i) {
     layers.columns[i]->set_stand_in([columns, i](const Tensor& x) { return columns->take(i, x); });
@@ -263,8 +263,8 @@ void TensorParallel::deal_out(const TokenRegion& region) {
       const auto known = names_.find(parameter.id());
       WEFT_CHECK(known != names_.end(), "sequence parallelism: \"{}\" is no parameter of the model",
                  name);
-      // Those behind row-parallel layers are summed there.
-      if (cut_of(known->second) || row_biases_.contains(parameter.id())) continue;
+      // Those behind row-parallel layers are summed there, and those that parts share once.
+      if (cut_of(known->second) || !summed_.insert(parameter.id()).second) continue;
       // Of a frozen one, too, which may be trained later: register_hook() takes none.
       parameter.make_autograd().hooks.push_back(
           [group = group_](const Tensor& gradient) { return summed(gradient, *group); });

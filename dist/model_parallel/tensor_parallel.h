@@ -89,7 +89,8 @@ class TensorParallel {
   const std::string model_;  // its class
   std::unordered_map<const void*, std::string> names_;
   std::unordered_map<std::string, Cut> cuts_;
-  std::unordered_set<const void*> row_biases_;
+  // Whose gradients on dealt-out tokens are summed over the ranks, by their layers or by a hook.
+  std::unordered_set<const void*> summed_;
 };
 
 }  // namespace weft::dist

@@ -346,7 +346,7 @@ TEST_CASE("trap: with sequence parallelism layer norm's gradients need a sum ove
   }
   const auto loss = [](const Tensor& y) { return ops::sum(ops::gelu(y)); };
   backward(loss(whole(x)));
-  run_ranks(2, [&](Communicator& c) {
+  const auto train = [&](Communicator& c, bool is_shared) {
     nn::Sequential net;
     net.append<nn::Identity>();
     auto& norm = net.append<nn::LayerNorm>(6);
@@ -354,12 +354,17 @@ TEST_CASE("trap: with sequence parallelism layer norm's gradients need a sum ove
     net.to(DType::f64);
     norm.load_state_dict(whole.state_dict());
     TensorParallel parallel(net, borrowed(c));
-    parallel.deal_out({.begin = &net[0], .end = &net[2], .between = {&norm}});
+    nn::TokenRegion region{.begin = &net[0], .end = &net[2], .between = {&norm}};
+    if (is_shared) region.between.push_back(&norm);  // as by two blocks: one sum all the same
+    parallel.deal_out(region);
     backward(loss(net(x)));
     const double d = difference({{"weight", norm.weight.grad()}, {"bias", norm.bias.grad()}},
                                 {{"weight", whole.weight.grad()}, {"bias", whole.bias.grad()}});
     WEFT_CHECK(d < 1e-13, "the gradients differ by {}", d);
-  });
+  };
+  for (const bool is_shared : {false, true}) {
+    run_ranks(2, [&](Communicator& c) { train(c, is_shared); });
+  }
 }
 
 TEST_CASE("trap: two communicators issued in different orders deadlock") {
