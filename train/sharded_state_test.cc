@@ -153,6 +153,41 @@ TEST_CASE("a state of any strategy and number of ranks is taken up by others, bi
   }
 }
 
+TEST_CASE("buffers leave it alone which ranks write the parameters") {
+  struct Net : nn::Module {
+    Net() : fc1(add<nn::Linear>("fc1", 4, 8)), fc2(add<nn::Linear>("fc2", 8, 4)) {
+      buffer("mean", Tensor::zeros({5}));
+    }
+    Tensor forward(const Tensor& x) override { return fc2(fc1(x)); }
+    nn::Linear &fc1, &fc2;
+  };
+  for (const Setting& setting : settings()) {
+    // Two copies of what is cut over two ranks: as many as there are ranks with the same buffer.
+    if (setting.strategy.tensor_parallel != 2) continue;
+    INFO(setting.strategy.name);
+    std::mutex mutex;
+    std::map<std::string, int64_t> written;  // elements
+    dist::run_ranks(setting.ranks, [&](dist::Communicator& c) {
+      Net net;
+      const auto strategy =
+          dist::make_strategy({.name = setting.strategy.name, .tensor_parallel = 2},
+                              dist::CommunicatorPtr(&c, [](dist::Communicator*) {}));
+      nn::ModelStructure structure;
+      structure.mlps = {{&net.fc1, &net.fc2}};
+      strategy->wrap(net, structure);
+      SliceCopies copies;
+      for (const char* name : {"model", "again"}) copies.add(name, strategy->local_state(net));
+      const std::lock_guard lock(mutex);
+      for (const io::Slice& slice : copies.take()) written[slice.name] += slice.values.numel();
+    });
+    for (const auto& [name, tensor] : Net().state_dict()) {
+      INFO(name);
+      CHECK(written["model." + name] == tensor.numel());
+      CHECK(written["again." + name] == tensor.numel());
+    }
+  }
+}
+
 TEST_CASE("a state that goes on is that of one who never stopped") {
   for (const Setting& setting : settings()) {
     INFO(setting.strategy.name << " on " << setting.ranks);

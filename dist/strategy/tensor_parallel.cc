@@ -117,10 +117,14 @@ class TensorParallelStrategy : public Strategy {
   }
   LocalTensors local_state(nn::Module& module) override {
     LocalTensors all = inner_->local_state(module);
+    std::unordered_set<std::string> buffers;
+    for (const auto& [name, buffer] : module.named_buffers()) buffers.insert(name);
     for (auto& [name, tensor, placement] : all) {
       if (const Cut* cut = cuts_->cut_of(name)) {
         placement.part = {*cut, tensor_->size(), tensor_->rank()};
         placement.whole[static_cast<int>(cut->dim)] = cut->length;
+      } else if (buffers.contains(name)) {
+        if (tensor_->rank() != 0) placement.copies = 0;  // the first rank's, as among copies
       } else if (placement.copies > 0) {
         placement.copy = placement.copy * tensor_->size() + tensor_->rank();
         placement.copies *= tensor_->size();
