@@ -104,6 +104,38 @@ void switch_streams(const Communicator& group) {
   generator().stream ^= (kTensorParallel + static_cast<uint64_t>(group.rank()) + 1) << 48;
 }
 
+/// Throws Error where x, made of what the columns have made, is made of another of the parameters,
+/// too: each rank has features of its own there, and would have another gradient of it.
+void check_between(const Tensor& x, const std::vector<nn::Linear*>& columns,
+                   const NamedTensors& parameters, const std::string& rows) {
+  std::vector<Edge> ahead = {edge_of(x)};
+  std::unordered_set<const Node*> seen;
+  while (!ahead.empty()) {
+    const Edge edge = ahead.back();
+    ahead.pop_back();
+    if (edge.leaf) {
+      const bool is_cut = std::ranges::any_of(columns, [&](const nn::Linear* column) {
+        return column->weight.autograd() == edge.leaf.get() ||
+               column->bias.autograd() == edge.leaf.get();
+      });
+      const auto found = std::ranges::find_if(parameters, [&](const auto& entry) {
+        return entry.second.autograd() == edge.leaf.get();
+      });
+      WEFT_CHECK(is_cut || found == parameters.end(),
+                 "tensor parallelism: \"{}\" is used between {} and the layers in front of it, "
+                 "where each rank has features of its own, and would get another gradient on each; "
+                 "expected no parameter there, or tokens that are dealt out, whose parameters' "
+                 "gradients are summed",
+                 found->first, rows);
+    }
+    if (!edge.node || !seen.insert(edge.node.get()).second) continue;
+    // Here the columns begin, those in fp8 by the second.
+    const std::string& op = edge.node->name;
+    if (op == "column_parallel_linear" || op == "copy_to_ranks") continue;
+    ahead.insert(ahead.end(), edge.node->inputs.begin(), edge.node->inputs.end());
+  }
+}
+
 }  // namespace
 
 /// What the cut layers have to know of the tokens around them.
@@ -168,7 +200,8 @@ TensorParallel::TensorParallel(nn::Module& module, CommunicatorPtr group)
       model_(nn::class_name(module)) {
   nn::materialize(module);
   for (const auto& [name, tensor] : module.state_dict()) group_->broadcast(tensor).wait();
-  for (const auto& [name, tensor] : module.named_parameters()) names_[tensor.id()] = name;
+  parameters_ = std::make_shared<NamedTensors>(module.named_parameters());
+  for (const auto& [name, tensor] : *parameters_) names_[tensor.id()] = name;
 }
 
 const Cut* TensorParallel::cut_of(const std::string& name) const {
@@ -222,12 +255,17 @@ void TensorParallel::cut(const nn::ParallelLinears& layers) {
   for (size_t i = 0; i < layers.columns.size(); ++i) {
     layers.columns[i]->set_stand_in([columns, i](const Tensor& x) { return columns->take(i, x); });
   }
-  layers.rows->set_stand_in([rows = layers.rows, columns, group = group_, sequence = sequence_,
+  layers.rows->set_stand_in([layers, columns, group = group_, sequence = sequence_,
+                             parameters = parameters_,
                              name = name_of(layers.rows->weight)](const Tensor& x) {
     WEFT_CHECK(columns->all_taken(),
                "tensor parallelism: the layers in front of {} were not called on one tensor", name);
+    const nn::Linear* const rows = layers.rows;
     const Tokens tokens = sequence->of(*rows);
-    if (tokens == Tokens::kWhole) switch_streams(*group);  // the cut region ends
+    if (tokens == Tokens::kWhole) {
+      if (group->size() > 1) check_between(x, layers.columns, *parameters, name);
+      switch_streams(*group);  // the cut region ends
+    }
     return row_parallel_linear(x, rows->weight, rows->bias, group, tokens);
   });
 }

@@ -66,7 +66,8 @@ class TensorParallel {
   /// By heads. Throws Error unless the ranks divide them.
   void cut(nn::MultiheadAttention& attention);
   /// The columns, which are to be called on one tensor, by the features that they make, the rows by
-  /// those that they take. Throws Error unless the ranks divide those features, or their heads.
+  /// those that they take. Throws Error unless the ranks divide those features, or their heads, and
+  /// when the rows are called on what another parameter was used for, unless tokens are dealt out.
   void cut(const nn::ParallelLinears& layers);
   void cut(nn::Linear& first, nn::Linear& second) { cut({.columns = {&first}, .rows = &second}); }
   /// By classes, in parts that differ by one at most. While it trains the head returns this rank's
@@ -86,7 +87,8 @@ class TensorParallel {
 
   const CommunicatorPtr group_;
   const std::shared_ptr<Sequence> sequence_;
-  const std::string model_;  // its class
+  const std::string model_;                         // its class
+  std::shared_ptr<const NamedTensors> parameters_;  // the model's
   std::unordered_map<const void*, std::string> names_;
   std::unordered_map<std::string, Cut> cuts_;
   // Whose gradients on dealt-out tokens are summed over the ranks, by their layers or by a hook.

@@ -250,6 +250,29 @@ TEST_CASE("what ranks do not divide is refused") {
   });
 }
 
+TEST_CASE("a parameter between cut layers, of which ranks have other gradients, is refused") {
+  class Scaled : public nn::Module {
+   public:
+    Scaled()
+        : fc1(add<nn::Linear>("fc1", 4, 8)),
+          fc2(add<nn::Linear>("fc2", 8, 4)),
+          before(parameter("before", Tensor::full({4}, 2))),
+          scale(parameter("scale", Tensor::full({1}, 2))) {}
+    Tensor forward(const Tensor& x) override { return fc2(ops::gelu(fc1(x * before)) * scale); }
+    nn::Linear &fc1, &fc2;
+    Tensor before, scale;
+  };
+  run_ranks(2, [](Communicator& c) {
+    Scaled net;
+    TensorParallel parallel(net, borrowed(c));
+    parallel.cut(net.fc1, net.fc2);
+    const Tensor x = Tensor::full({3, 4}, 1);
+    expect_error([&] { net(x); }, "\"scale\" is used between");
+    net.scale.set_requires_grad(false);
+    net(x);
+  });
+}
+
 TEST_CASE("column and row parallel linear with whole inputs and outputs") {
   const Tensor x = make_input();
   run_ranks(3, [&](Communicator& c) {
