@@ -329,6 +329,12 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     if (gradient.defined()) take(p, gradient);
   }
   void take(Parameter& p, const Tensor& gradient) {
+    const bool is_fixed = options_.static_graph && is_rebuilt_ && p.is_trained;
+    WEFT_CHECK(!is_fixed || p.is_used,
+               "ddp: \"{}\" has a gradient on rank {}, and had none on any rank in the first "
+               "iteration; expected the same parameters in all of them, which static_graph says; "
+               "find_unused_parameters allows others",
+               p.name, group_->rank());
     Parameter::Arrived& arrived = p.arrived;
     if (p.bucket < 0 || buckets_[p.bucket].is_launched) {
       // The bucket left without it, or it has none: reduced apart, in the end.

@@ -56,7 +56,7 @@ struct DdpOptions {
   /// the second iteration on, more gradients come on some ranks alone than in the first.
   bool find_unused_parameters = false;
   /// The same parameters are used, the same number of times, in every iteration: those without a
-  /// gradient in the first are never waited for.
+  /// gradient in the first are never waited for, and one that has a gradient later is an error.
   bool static_graph = false;
   bool gradient_as_bucket_view = false;
   /// Copies rank 0's buffers to all before each forward in training.

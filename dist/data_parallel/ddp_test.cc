@@ -242,6 +242,9 @@ TEST_CASE("parameters that one rank does not use") {
       backward(ops::sum(ddp(x)));
       WEFT_CHECK(!model.b.weight.grad().defined(), "an unused parameter has a gradient");
     }
+    model.uses_b = true;
+    expect_error([&] { backward(ops::sum(ddp(x))); },
+                 "had none on any rank in the first iteration");
   });
 }
 
