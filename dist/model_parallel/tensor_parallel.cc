@@ -285,7 +285,13 @@ void TensorParallel::deal_out(const TokenRegion& region) {
   WEFT_CHECK(region.begin && region.end,
              "sequence parallelism: the model's structure does not say where tokens are dealt out "
              "and where they are put together");
-  for (nn::Module* part : region.between) {
+  std::vector<nn::Module*> parts = region.between;
+  parts.push_back(region.begin);
+  // One that the tokens are dealt out in has more than what works on them.
+  const bool holds_begin = std::ranges::any_of(
+      region.end->named_modules(), [&](const auto& entry) { return entry.second == region.begin; });
+  if (!holds_begin) parts.push_back(region.end);
+  for (nn::Module* part : parts) {
     for (const auto& [name, module] : part->named_modules()) {
       sequence_->holds.insert(module);
       if (auto* drop_path = dynamic_cast<nn::DropPath*>(module)) {

@@ -346,7 +346,11 @@ TEST_CASE("trap: with sequence parallelism layer norm's gradients need a sum ove
   }
   const auto loss = [](const Tensor& y) { return ops::sum(ops::gelu(y)); };
   backward(loss(whole(x)));
-  const auto train = [&](Communicator& c, bool is_shared) {
+  struct Region {
+    int begin, end;
+    std::vector<int> between;
+  };
+  const auto train = [&](Communicator& c, const Region& region) {
     nn::Sequential net;
     net.append<nn::Identity>();
     auto& norm = net.append<nn::LayerNorm>(6);
@@ -354,16 +358,18 @@ TEST_CASE("trap: with sequence parallelism layer norm's gradients need a sum ove
     net.to(DType::f64);
     norm.load_state_dict(whole.state_dict());
     TensorParallel parallel(net, borrowed(c));
-    nn::TokenRegion region{.begin = &net[0], .end = &net[2], .between = {&norm}};
-    if (is_shared) region.between.push_back(&norm);  // as by two blocks: one sum all the same
-    parallel.deal_out(region);
+    std::vector<nn::Module*> between;
+    for (const int i : region.between) between.push_back(&net[i]);
+    parallel.deal_out({.begin = &net[region.begin], .end = &net[region.end], .between = between});
     backward(loss(net(x)));
     const double d = difference({{"weight", norm.weight.grad()}, {"bias", norm.bias.grad()}},
                                 {{"weight", whole.weight.grad()}, {"bias", whole.bias.grad()}});
     WEFT_CHECK(d < 1e-13, "the gradients differ by {}", d);
   };
-  for (const bool is_shared : {false, true}) {
-    run_ranks(2, [&](Communicator& c) { train(c, is_shared); });
+  // Also one that two blocks share, and one that stands where tokens are dealt out or put together.
+  for (const Region& region :
+       {Region{0, 2, {1}}, Region{0, 2, {1, 1}}, Region{1, 2, {}}, Region{0, 1, {}}}) {
+    run_ranks(2, [&](Communicator& c) { train(c, region); });
   }
 }
 
