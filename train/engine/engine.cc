@@ -103,7 +103,7 @@ void Engine::step() {
   if (!is_boundary) return;
   micro_steps_of_step_ = 0;
   grad_norm_ = config_.clip_norm > 0 ? fabric_->clip_gradients(*optimizer_, config_.clip_norm)
-                                     : optim::grad_norm(model_.parameters());
+                                     : optim::grad_norm(optimizer_->parameters());
   was_step_applied_ = fabric_->step(*optimizer_);
   optimizer_->zero_grad();
   ++global_steps_;

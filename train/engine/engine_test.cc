@@ -126,6 +126,20 @@ TEST_CASE("the engine's steps are those of a plain loop") {
   CHECK(engine.skipped_steps() == 0);
 }
 
+TEST_CASE("the engine's norm is that of the gradients that its optimizer has") {
+  const auto model = make_model();
+  const NamedTensors all = model->named_parameters();
+  optim::AdamW last(NamedTensors(all.end() - 2, all.end()));
+  Engine engine(*model, config(1, {{"gradient_clipping", 0}}), {.optimizer = &last});
+  std::vector<double> norms;
+  for (int step = 0; step < 2; ++step) {  // of rate 0
+    run(engine, 0, 1);
+    norms.push_back(engine.get_global_grad_norm().value());
+  }
+  // Nobody drops the gradients of the first layer, which add up.
+  CHECK(norms[0] == norms[1]);
+}
+
 TEST_CASE("every stage of ZeRO on two ranks takes the steps of one") {
   const auto alone = make_model();
   Engine one(*alone, config(1));

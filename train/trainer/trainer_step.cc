@@ -306,7 +306,7 @@ void Trainer::take_step() {
   if (is_left_out) {
     fabric_.skip_step();
   } else {
-    if (clips_value) optim::clip_grad_value(module_->model().parameters(), limit);
+    if (clips_value) optim::clip_grad_value(optimizer().parameters(), limit);
     was_skipped_ = !fabric_.step(optimizer(), 1, gate(judges, clips_norm ? limit : 0));
     if (!looks_first && is_refused(judges)) {
       optimizer().retract();
@@ -342,7 +342,8 @@ void Trainer::end_step(const std::vector<double>& rates, bool has_norm) {
   publish(values, std::exchange(step_figures_, {}));
 }
 
-/// `unscaled`: of this rank's, as the loss scale's unscaling has found it.
+/// Of what the optimizer trains: nobody drops the gradients of other parameters, which add up from
+/// step to step. `unscaled`: of this rank's, as the loss scale's unscaling has found it.
 Tensor Trainer::norm_of_gradients(const Tensor& unscaled) {
   // Exactly summed, also where one rank has them all.
   if (options_.deterministic_reduce) {
@@ -353,7 +354,7 @@ Tensor Trainer::norm_of_gradients(const Tensor& unscaled) {
   if (fabric_.scaler().is_enabled() && is_alone) {
     return unscaled.defined() ? unscaled : Tensor::scalar(0, DType::f64);
   }
-  return optim::unread_norm(module_->model().parameters());
+  return optim::unread_norm(optimizer().parameters());
 }
 
 double Trainer::grad_norm() const { return grad_norm_.defined() ? grad_norm_.item() : NAN; }

@@ -341,6 +341,41 @@ TEST_CASE("batches that add up are one larger batch, and a clipped step is as lo
   CHECK(trainer.grad_norm() > 1e-3);
 }
 
+TEST_CASE("a step is clipped by the gradients of what its optimizer trains") {
+  // What no optimizer has keeps its gradients, which add up: three equal steps would be three
+  // norms.
+  struct Headed : Regression {
+    Headed() : head(add<nn::Linear>("head", 1, 1)) {}
+    Tensor forward(const Tensor& x) override { return head(linear(x)); }
+    Optimization configure_optimizers() override {
+      return std::make_unique<optim::SGD>(head.named_parameters(), optim::SgdOptions{.lr = 0});
+    }
+    nn::Linear& head;
+  };
+  for (const GradientClip algorithm : {GradientClip::kNorm, GradientClip::kValue}) {
+    const auto kept = std::make_shared<Kept>();
+    Trainer trainer(quiet({.max_epochs = 3,
+                           .gradient_clip_val = 1e-3,
+                           .gradient_clip_algorithm = algorithm,
+                           .track_grad_norm = true,
+                           .log_every_n_steps = 1,
+                           .loggers = {kept}}));
+    trainer.seed_everything(1);
+    Headed model;
+    data::TensorLoader train(line(8), {.batch_size = 8});
+    trainer.fit(model, train);
+    const NoGrad guard;
+    const Tensors batch = line(8)->batch(data::epoch_order(8, false, 0, 0));
+    const Tensor y = model.linear(batch[0]), slope = (model.head(y) - batch[1]) * 2.0;
+    const double of_weight = ops::mean(slope * y).item(), of_bias = ops::mean(slope).item();
+    const auto norms = kept->of("grad_norm");
+    REQUIRE(norms.size() == 3);
+    for (const double norm : norms) {
+      CHECK(norm == Approx(std::hypot(of_weight, of_bias)).epsilon(1e-5));
+    }
+  }
+}
+
 TEST_CASE("a fit ends by time, by steps, or by what a callback says") {
   data::TensorLoader train(line(8), {.batch_size = 2});
   {
