@@ -808,6 +808,33 @@ TEST_CASE("a signal cuts a validation short, which a fit that goes on repeats") 
   }
 }
 
+TEST_CASE(
+    "trap: a fit without validations ends the epoch whose validation a signal has cut short") {
+  struct Interrupted : Regression {
+    void validation_step(const Batch& batch, int64_t index) override {
+      std::raise(SIGTERM);
+      Regression::validation_step(batch, index);
+    }
+  };
+  data::TensorLoader train(line(8), {.batch_size = 4});
+  const std::string directory = scratch("cut_at_the_end");
+  TrainerOptions options = quiet({.max_epochs = 2,
+                                  .num_sanity_val_steps = 0,
+                                  .callbacks = {std::make_shared<ModelCheckpoint>(
+                                      ModelCheckpointOptions{.dirpath = directory})}});
+  options.handle_signals = true;
+  Trainer first(options);
+  Interrupted model;
+  first.fit(model, train, train);
+  CHECK(first.was_interrupted());
+  CHECK(std::pair(first.epoch(), first.batch()) == std::pair<int64_t, int64_t>(0, 2));
+  Trainer second(quiet({.max_epochs = 2}));
+  Regression rest;
+  second.fit(rest, train, std::nullopt, directory + "/last.safetensors");
+  CHECK(second.epoch() == 2);
+  CHECK(second.global_step() == 4);
+}
+
 TEST_CASE("what cannot go on, and what was never logged, is said by name") {
   const std::string path = scratch("noisy_state");
   data::TensorLoader train(line(18), {.batch_size = 4});

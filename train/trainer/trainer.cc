@@ -313,9 +313,10 @@ void Trainer::run_epoch() {
   io::Progress progress(
       fmt::format("epoch {}{}", epoch_ + 1, of_all), train_batches_,
       {.out = progress_stream(is_shown), .first_step = batch_, .unit = "samples"});
-  while (batch_ < train_batches_ || is_validation_due_) {
-    // Else a signal has cut a validation short.
-    if (!is_validation_due_) {
+  while (true) {
+    // Else a signal has cut a validation short, maybe one at the epoch's end, which a fit that goes
+    // on without validations has behind it.
+    if (!is_validation_due_ && batch_ < train_batches_) {
       const int64_t before = batch_;
       train_step();
       // To look at the loss is to wait for the device.
