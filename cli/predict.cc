@@ -43,9 +43,9 @@ std::vector<std::vector<Guess>> predict(train::TrainedModel& trained,
     data::prepare_image(data::read_image(paths[i]), trained.preprocess,
                         input.data<float>() + i * 3 * size * size);
   }
-  const train::Precision& precision = train::find_precision(trained.config.precision);
-  const Tensor logits =
-      train::forward_logits(*trained.model, ops::to(input, trained.device), precision);
+  const Tensor logits = train::classifying_logits(
+      trained.config, [&](const Tensor& x) { return (*trained.model)(x); },
+      ops::to(input, trained.device));
   const std::vector<double> probabilities = ops::softmax(logits, 1).to_vector();
   const size_t classes = trained.classes.size();
   std::vector<std::vector<Guess>> all(paths.size());

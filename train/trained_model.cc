@@ -145,6 +145,14 @@ TrainedModel load_pretrained_model(const io::Path& path, const nn::Placement* pl
 
 bool has_class_names(const TrainedModel& model) { return model.classes.at(0) != numbered(0); }
 
+Tensor classifying_logits(const Config& config, const std::function<Tensor(const Tensor&)>& forward,
+                          const Tensor& images) {
+  const Precision& precision = find_precision(config.precision);
+  const Tensor logits = forward_logits(forward, images, precision);
+  if (!config.test_time_flip) return logits;
+  return (logits + forward_logits(forward, ops::flip(images, {3}), precision)) * 0.5;
+}
+
 int64_t count_correct(const Tensor& logits, const Tensor& labels) {
   NoGrad guard;
   const Tensor there = ops::to(labels, logits.device());
@@ -159,14 +167,10 @@ Evaluator::Evaluator(TrainedModel& model, Forward forward)
       scope_(enter_precision(model.config, fp8_)) {}
 
 Tensor Evaluator::add(const Tensor& images, const Tensor& labels) {
-  const Precision& precision = find_precision(trained_.config.precision);
   const int64_t n = labels.size(0);
   const int size = trained_.preprocess.size;
   const Tensor x = ops::to(n > 0 ? images : Tensor::zeros({1, 3, size, size}), trained_.device);
-  Tensor logits = forward_logits(forward_, x, precision);
-  if (trained_.config.test_time_flip) {
-    logits = (logits + forward_logits(forward_, ops::flip(x, {3}), precision)) * 0.5;
-  }
+  const Tensor logits = classifying_logits(trained_.config, forward_, x);
   if (n == 0) return {};
   const Tensor there = ops::to(labels, trained_.device);
   loss_sum_ += ops::cross_entropy(logits, there).item() * static_cast<double>(n);

@@ -56,6 +56,12 @@ TrainedModel load_pretrained_model(const io::Path& path, const nn::Placement* pl
 /// True when the file names the model's classes.
 bool has_class_names(const TrainedModel& model);
 
+/// The logits [N, classes] by which a model of these settings classifies images [N, 3, size, size]:
+/// with test_time_flip the means of an image's and its mirror image's. To be called in the config's
+/// precision (enter_precision()).
+Tensor classifying_logits(const Config& config, const std::function<Tensor(const Tensor&)>& forward,
+                          const Tensor& images);
+
 /// How good a model is on a data set.
 struct Score {
   double loss = 0;      // mean cross-entropy

@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include "data/transforms.h"
 #include "tests/program/train_runs.h"
 #include "tests/skip.h"
 
@@ -26,8 +29,8 @@ json evaluate(const std::string& arguments) {
 
 TEST_CASE("train --json tells steps, epochs and the end; eval and predict read its checkpoint") {
   const std::string run = scratch("events");
-  const auto events =
-      run_train("events", "--model vit_lite --epochs 2 --limit-batches 3 --batch-size 16");
+  const auto events = run_train(
+      "events", "--model vit_lite --epochs 2 --limit-batches 3 --batch-size 16 --test-time-flip");
   std::vector<std::string> order;
   for (const json& event : events) order.push_back(event.at("event"));
   CHECK(order == std::vector<std::string>{"step", "step", "step", "epoch", "step", "step", "step",
@@ -108,6 +111,18 @@ TEST_CASE("train --json tells steps, epochs and the end; eval and predict read i
     CHECK(one_by_one[i].at("probability").get<double>() ==
           Approx(lines[i].at("probability").get<double>()).epsilon(1e-4));
   }
+  // The run classifies by an image and its mirror image, which therefore look the same to it.
+  data::Image half(32, 32);
+  for (int y = 0; y < 32; ++y) std::fill_n(half.at(y, 0), 3 * 16, uint8_t{255});
+  const std::string left = scratch("left.png"), right = scratch("right.png");
+  write_bytes(left, data::encode_png(half));
+  write_bytes(right, data::encode_png(data::flip_horizontal(half)));
+  const auto mirrored =
+      parse_lines(run_weft("predict --json --checkpoint " + run + " " + left + " " + right).out);
+  REQUIRE(mirrored.size() == 2);
+  CHECK(mirrored[0].at("class") == mirrored[1].at("class"));
+  CHECK(mirrored[0].at("probability").get<double>() ==
+        Approx(mirrored[1].at("probability").get<double>()).epsilon(1e-5));
   const Outcome table = run_weft("predict --checkpoint " + run + " " + a);
   CHECK(table.code == 0);
   CHECK_THAT(table.out, StartsWith("image") && Contains("probability") && Contains(a));
