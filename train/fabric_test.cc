@@ -715,6 +715,33 @@ TEST_CASE("the rows of a batch that is cut differ by one at most from rank to ra
   }
 }
 
+TEST_CASE("an epoch's last batches are cut evenly where the last one is smaller") {
+  struct Source {
+    std::vector<int64_t> sizes;  // of an epoch's batches, whose rows are 0, 1, ...
+    size_t batch = 0;
+    int64_t row = 0;
+    std::optional<Tensors> next() {
+      if (batch == sizes.size()) return std::nullopt;
+      const int64_t begin = row;
+      row += sizes[batch++];
+      return Tensors{ops::arange(begin, row)};
+    }
+  };
+  const auto shares = [](const std::vector<int64_t>& sizes) {
+    std::vector<std::vector<double>> all;
+    for (int rank = 0; rank < 2; ++rank) {
+      Source source{sizes};
+      SharedLoader<Source> loader(source, {.ranks = 2, .rank = rank, .batches = 2});
+      while (const auto batch = loader.next()) all.push_back(batch->at(0).to_vector());
+    }
+    return all;
+  };
+  using Rows = std::vector<std::vector<double>>;
+  CHECK(shares({5, 1}) == Rows{{0, 1, 2}, {3, 4, 5}});
+  CHECK(shares({2, 2, 2, 1}) == Rows{{0, 1}, {4, 5}, {2, 3}, {6}});
+  CHECK(shares({3, 2}) == Rows{{0, 1, 2}, {3, 4}});
+}
+
 TEST_CASE("a loader is set up where it stands, and shares each of its samples once") {
   const data::DatasetPtr dataset = data::open_data("builtin", 1).validation;
   const int64_t size = std::min<int64_t>(dataset->size(), 1 << 20);

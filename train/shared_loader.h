@@ -84,9 +84,10 @@ class SharedLoader {
       : source_(source), options_(std::move(options)) {}
 
   /// This rank's part of the next batches; nothing once at the end of an epoch. What is left at the
-  /// end of one is cut evenly. A rank whose part is empty gets the first sample again. Throws Error
-  /// where the tensors of a batch differ in their number of samples, or batches that are cut
-  /// together in their number of tensors.
+  /// end of one is cut evenly, of Tensors also where there is a batch for each rank and the last
+  /// one is smaller: its samples would weigh more than others in a mean over ranks. A rank whose
+  /// part is empty gets the first sample again. Throws Error where the tensors of a batch differ in
+  /// their number of samples, or batches that are cut together in their number of tensors.
   std::optional<Batch> next() {
     if (!ahead_) ahead_ = read();
     std::vector<Batch> round = std::move(*ahead_);
@@ -99,7 +100,8 @@ class SharedLoader {
     const bool is_full = static_cast<int>(round.size()) == options_.batches;
     ahead_ = is_full ? read() : std::vector<Batch>();
     const NoGrad guard;
-    const bool is_one_each = is_full && options_.batches == options_.ranks;
+    const bool is_uneven = ahead_->empty() && ends_small(round);
+    const bool is_one_each = is_full && !is_uneven && options_.batches == options_.ranks;
     Batch mine = std::move(round[is_one_each ? options_.rank : 0]);
     int64_t fillers = 0;
     if (!is_one_each) {
@@ -128,6 +130,22 @@ class SharedLoader {
     Tensors all;
     for_each_tensor(batch, [&](Tensor& x) { all.push_back(x); });
     return all;
+  }
+
+  /// Whether the last batch of several is like the first but for its having fewer samples. Of
+  /// batches that may hold more than tensors nobody knows what of that goes with which sample.
+  static bool ends_small(const std::vector<Batch>& round) {
+    if constexpr (std::same_as<Batch, Tensors>) {
+      bool is_smaller = false;
+      const auto is_alike = [&](const Tensor& a, const Tensor& b) {
+        if (a.dim() == 0 || b.dim() != a.dim()) return false;
+        is_smaller = is_smaller || b.size(0) < a.size(0);
+        return std::ranges::equal(a.shape().begin() + 1, a.shape().end(), b.shape().begin() + 1,
+                                  b.shape().end());
+      };
+      return std::ranges::equal(round.front(), round.back(), is_alike) && is_smaller;
+    }
+    return false;
   }
 
   /// Puts the others behind the first.
