@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <limits>
 
 #include "train/metrics/metrics_file.h"
@@ -42,21 +41,20 @@ void ConsoleLogger::begin(int64_t) {
 
 void ConsoleLogger::end_epoch(int64_t epoch, int64_t step, const NamedValues& metrics) {
   constexpr int kWidth = 10;
-  if (!table_) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : metrics) {
+    if (!name.ends_with("_step")) names.push_back(name);
+  }
+  if (!table_ || names != names_) {
     std::vector<io::Table::Column> columns = {{"epoch", 5}, {"step", 8}};
-    names_.clear();
-    for (const auto& [name, value] : metrics) {
-      if (name.ends_with("_step")) continue;
-      names_.push_back(name);
-      columns.push_back({name, kWidth});
-    }
+    for (const std::string& name : names) columns.push_back({name, kWidth});
     columns.push_back({"time", 7});
     table_.emplace(columns, out_);
+    names_ = std::move(names);
   }
   std::vector<std::string> cells = {fmt::format("{}", epoch + 1), fmt::format("{}", step)};
-  for (const std::string& name : names_) {
-    const auto value = std::ranges::find(metrics, name, &NamedValues::value_type::first);
-    cells.push_back(value == metrics.end() ? "" : fmt::format("{:.4g}", value->second));
+  for (const auto& [name, value] : metrics) {
+    if (!name.ends_with("_step")) cells.push_back(fmt::format("{:.4g}", value));
   }
   const auto now = std::chrono::steady_clock::now();
   cells.push_back(io::format_duration(std::chrono::duration<double>(now - since_).count()));

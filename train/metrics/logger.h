@@ -64,8 +64,8 @@ class TensorBoardLogger : public Logger {
   std::optional<io::TensorBoardWriter> curves_;
 };
 
-/// A table of epochs for who watches: a column for each name that the first epoch has, but for
-/// "_step" values.
+/// A table of epochs for who watches: a column for each name but for "_step" values. It has a new
+/// heading where an epoch has other names than the one before, as after the first validation.
 class ConsoleLogger : public Logger {
  public:
   explicit ConsoleLogger(std::FILE* out = stdout) : out_(out) {}

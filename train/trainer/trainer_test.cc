@@ -403,6 +403,23 @@ TEST_CASE("a fit ends by time, by steps, or by what a callback says") {
   CHECK_THROWS_WITH(trainer.fit(model, train), Contains("another Trainer"));
 }
 
+TEST_CASE("the table of epochs has what a later epoch is the first to log") {
+  std::FILE* const out = std::tmpfile();
+  REQUIRE(out);
+  ConsoleLogger logger(out);
+  logger.begin(0);
+  logger.end_epoch(0, 2, {{"train_loss", 0.5}, {"train_loss_step", 1}});
+  logger.end_epoch(1, 4, {{"train_loss", 0.25}, {"train_loss_step", 1}, {"val_loss", 0.125}});
+  logger.end_epoch(2, 6, {{"train_loss", 0.2}, {"train_loss_step", 1}, {"val_loss", 0.125}});
+  std::rewind(out);
+  std::string text;
+  for (int c = 0; (c = std::fgetc(out)) != EOF;) text += static_cast<char>(c);
+  std::fclose(out);
+  CHECK_THAT(text, Contains("val_loss") && Contains("0.125"));
+  CHECK_THAT(text, !Contains("_step"));
+  CHECK(std::ranges::count(text, '\n') >= 5);  // three rows under two headings
+}
+
 TEST_CASE("a directory gets the figures and the states of one run") {
   const std::string directory = scratch("run");
   data::TensorLoader train(line(8), {.batch_size = 2}), validation(line(4, 1), {.batch_size = 2});
