@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <cstdlib>
+#include <charconv>
 #include <string>
 
 #include "core/error.h"
@@ -12,11 +12,12 @@ namespace weft::train {
 
 inline std::string exact_text(double value) { return fmt::format("{}", value); }
 
-/// Throws Error for what is no number.
+/// Throws Error for what is no number. Locales with a comma in their numbers change nothing.
 inline double exact_number(const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  WEFT_CHECK(!text.empty() && end == text.c_str() + text.size(), "not a number: \"{}\"", text);
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  WEFT_CHECK(error == std::errc() && rest == end, "not a number: \"{}\"", text);
   return value;
 }
 

@@ -2,6 +2,7 @@
 #include "train/fabric.h"
 
 #include <catch2/catch.hpp>
+#include <clocale>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -24,6 +25,7 @@
 #include "optim/sgd.h"
 #include "tests/json_damage.h"
 #include "tests/skip.h"
+#include "train/exact_text.h"
 #include "train/testing/every_strategy.h"
 
 using namespace weft;
@@ -763,6 +765,26 @@ TEST_CASE("a loader is set up where it stands, and shares each of its samples on
       WEFT_CHECK(samples == size, "{} of {}", samples, size);
     }
   });
+}
+
+TEST_CASE("numbers of a saved state are read as they were written, in any locale") {
+  const auto check = [] {
+    for (const double value : {0.5, -1e-320, 1e300, -0.0, 0.1, HUGE_VAL, -HUGE_VAL}) {
+      CHECK(exact_number(exact_text(value)) == value);
+    }
+    CHECK(std::isnan(exact_number(exact_text(NAN))));
+    for (const char* wrong : {"", "0,5", "0.5 ", "x", "1e999"}) {
+      CHECK_THROWS_WITH(exact_number(wrong), Contains("not a number"));
+    }
+  };
+  check();
+  for (const char* name : {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "fr_FR.utf8"}) {
+    if (!std::setlocale(LC_NUMERIC, name)) continue;
+    check();
+    std::setlocale(LC_NUMERIC, "C");
+    return;
+  }
+  WEFT_SKIP("a locale whose numbers have a comma: there is none");
 }
 
 TEST_CASE("any named state is saved whole and taken up by another strategy") {
