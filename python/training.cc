@@ -54,6 +54,7 @@ data::LoaderOptions loader_options(int64_t batch_size, bool shuffle, bool drop_l
                               .seed = seed,
                               .workers = workers};
   options.preprocess.size = size > 0 ? size : dataset.format().height;
+  options.preprocess.fit = data::Fit::kShorterSide;  // as weft train
   options.preprocess.filter = filter_of(filter);
   if (normalize) options.preprocess.normalization = dataset.format().normalization;
   data::Augmentation& a = options.augmentation;
@@ -103,8 +104,10 @@ void bind_data(nb::module_ m) {
   nb::class_<Loader> loader(
       m, "Loader",
       "Batches (images, labels), prepared ahead: float32 [B, 3, size, size] and int64 [B], or "
-      "float32 [B, classes] with mixup or cutmix. normalize takes the data set's customary mean "
-      "and deviation. Iterating once is one epoch; the next iteration is the next epoch.");
+      "float32 [B, classes] with mixup or cutmix. Of an image whose shorter side is resized to "
+      "size pixels the middle is taken, or a place at random by the augmentation random_crop. "
+      "normalize takes the data set's customary mean and deviation. Iterating once is one epoch; "
+      "the next iteration is the next epoch.");
   loader
       .def(
           "__init__",

@@ -3,10 +3,12 @@
 import gc
 import math
 import os
+import struct
 import subprocess
 import sys
 import tempfile
 import unittest
+import zlib
 
 import weft
 from weft import nn, optim
@@ -326,7 +328,29 @@ class Optimizers(unittest.TestCase):
         self.assertEqual(scaler.get_scale(), 4.0)
 
 
+def grey_png(rows):
+    """A PNG file of rows of grey bytes."""
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    header = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 0, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + bytes(row) for row in rows))
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b""))
+
+
 class Data(unittest.TestCase):
+    def test_images_that_are_no_squares_are_cropped_and_not_stretched(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for split in ("train", "val"):
+                os.makedirs(os.path.join(folder, split, "bars"))
+                with open(os.path.join(folder, split, "bars", "1.png"), "wb") as file:
+                    file.write(grey_png([[0] * 4 + [255] * 4 + [0] * 4] * 4))
+            images, _, _ = weft.data.open("folder:" + folder)
+            (middle, _), = weft.data.Loader(images, 1, size=4)
+            self.assertEqual(middle.tolist(), weft.ones(1, 3, 4, 4).tolist())
+            loader = weft.data.Loader(images, 1, size=4, augmentation={"random_crop": True})
+            means = {x.mean().item() for _ in range(20) for x, _ in loader}
+            self.assertGreater(len(means), 2)
+
     def test_batches_and_models(self):
         images, validation, test = weft.data.open("builtin", 1)
         image, label = images[0]
