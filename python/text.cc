@@ -99,7 +99,8 @@ void bind_windows(nb::module_& m) {
       "length] "
       "each: a token is a byte, its target the one that follows it. They depend on (the text's "
       "size, options, epoch, index) alone. An epoch has as many batches as the text has bytes for; "
-      "iterating once is one epoch, the next iteration is the next epoch. Throws Error for a text "
+      "iterating once is one epoch, the next iteration is the next epoch, or the rest of one that "
+      "was left: set_epoch() begins one anew. Throws Error for a text "
       "of fewer than length + 1 bytes.");
   loader
       .def(nb::new_([](const nb::bytes& text, int64_t batch_size, int64_t length, uint64_t seed) {

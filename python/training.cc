@@ -107,7 +107,8 @@ void bind_data(nb::module_ m) {
       "float32 [B, classes] with mixup or cutmix. Of an image whose shorter side is resized to "
       "size pixels the middle is taken, or a place at random by the augmentation random_crop. "
       "normalize takes the data set's customary mean and deviation. Iterating once is one epoch; "
-      "the next iteration is the next epoch.");
+      "the next iteration is the next epoch, or the rest of one that was left: position = (epoch, "
+      "0) begins that anew.");
   loader
       .def(
           "__init__",
@@ -177,7 +178,8 @@ void bind_tensor_data(nb::module_ m) {
   nb::class_<TensorLoader> loader(
       m, "TensorLoader",
       "Batches of a TensorDataset, or of an object with a length whose items are tensors or tuples "
-      "of them. Iterating once is one epoch; the next iteration is the next epoch.");
+      "of them. Iterating once is one epoch; the next iteration is the next epoch, or the rest of "
+      "one that was left: position = (epoch, 0) begins that anew.");
   loader
       .def(
           "__init__",

@@ -372,6 +372,15 @@ class Data(unittest.TestCase):
         with self.assertRaisesRegex(weft.Error, "vit_b_16"):
             weft.models.make("vgg")
 
+    def test_an_epoch_that_was_left_is_gone_on_with(self):
+        loader = weft.data.TensorLoader(weft.data.TensorDataset(weft.arange(6)), batch_size=2)
+        rows = lambda: [x.tolist() for x, in loader]
+        self.assertEqual(next(iter(loader))[0].tolist(), [0, 1])
+        self.assertEqual(rows(), [[2, 3], [4, 5]])
+        next(iter(loader))
+        loader.position = (1, 0)
+        self.assertEqual(rows(), [[0, 1], [2, 3], [4, 5]])
+
     def test_the_loop_of_the_example_is_that_of_cpp(self):
         program = os.path.join("examples", "plain_training")
         if not os.path.exists(program):
