@@ -9,7 +9,9 @@
 #include "autograd/random.h"
 #include "models/registry.h"
 #include "optim/adam.h"
+#include "optim/schedule.h"
 #include "optim/sgd.h"
+#include "train/optimization.h"
 
 namespace weft::train {
 namespace {
@@ -102,6 +104,26 @@ TEST_CASE("the learning rate falls layer by layer towards the input") {
   CHECK(decays["encoder.layers.encoder_layer_0.mlp.3.weight"] == 0.25);
   CHECK(decays["encoder.layers.encoder_layer_0.mlp.3.bias"] == 0);
   CHECK(decays["class_token"] == 0);
+}
+
+TEST_CASE("a schedule multiplies the rates of vectors and layers, and leaves them apart") {
+  const auto model = tiny_vit();
+  Config config;
+  config.lr = 0.8;
+  config.vector_lr = 16;
+  config.layer_decay = 0.5;
+  const auto optimizer = make_optimizer(config, *model);
+  CHECK(optimizer->lr() == 0.8);
+  const optim::Scheduler scheduler(*optimizer, [](int64_t) { return 0.5; });
+  std::map<std::string, double> rates;
+  for (const auto& group : optimizer->groups()) {
+    for (const auto& [name, tensor] : group.parameters) rates[name] = group["lr"];
+  }
+  CHECK(optimizer->lr() == 0.4);
+  CHECK(rates["heads.head.weight"] == 0.4);
+  CHECK(rates["heads.head.bias"] == 6.4);
+  CHECK(rates["conv_proj.weight"] == 0.025);
+  CHECK(rates["conv_proj.bias"] == 0.4);
 }
 
 TEST_CASE("frozen layers count in the depth of the others") {

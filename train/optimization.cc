@@ -26,6 +26,8 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, nn::Modul
       optim::without_decay_of_vectors(trained_parameters(model), structure.embeddings);
   groups.back().lr_scale = config.vector_lr;
   if (config.layer_decay < 1) groups = with_layer_decay(groups, config.layer_decay, structure);
+  // From the first step on, and what an optim::Scheduler multiplies.
+  for (optim::ParameterGroup& group : groups) group.options["lr"] = config.lr * group.lr_scale;
   return optim::make_optimizer(config.optimizer, groups, optimizer_options(config));
 }
 
