@@ -808,8 +808,7 @@ TEST_CASE("a signal cuts a validation short, which a fit that goes on repeats") 
   }
 }
 
-TEST_CASE(
-    "trap: a fit without validations ends the epoch whose validation a signal has cut short") {
+TEST_CASE("a fit without validations ends the epoch whose validation a signal has cut short") {
   struct Interrupted : Regression {
     void validation_step(const Batch& batch, int64_t index) override {
       std::raise(SIGTERM);
