@@ -95,7 +95,9 @@ void apply_defaults(Pretrained& p, VitNames names) {
     if (pre.size > 224) pre.filter = data::Filter::kBicubic;
   } else {
     pre.normalization = {{0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}};
-    pre.resize = names == VitNames::kTimm ? static_cast<int>(pre.size / 0.9) : pre.size;
+    // timm's larger images, as 384, are not cropped.
+    const bool is_cropped = names == VitNames::kTimm && pre.size <= 224;
+    pre.resize = is_cropped ? static_cast<int>(pre.size / 0.9) : pre.size;
   }
 }
 

@@ -197,7 +197,7 @@ TEST_CASE("input normalisation and resizing follow the source") {
         std::vector<std::string>{"thing 0", "thing 1", "thing 2", "thing 3", "thing 4"});
 }
 
-TEST_CASE("torchvision's files of other sizes are read at their own resizing") {
+TEST_CASE("torchvision's and timm's files of other sizes are read at their own resizing") {
   const io::Path path = scratch("sizes.safetensors");
   const auto preprocess = [&](int64_t width, int64_t patch, int64_t side) {
     io::write_safetensors(path,
@@ -215,6 +215,14 @@ TEST_CASE("torchvision's files of other sizes are read at their own resizing") {
   CHECK(swag.size == 518);
   CHECK(swag.resize == 518);
   CHECK(swag.filter == data::Filter::kBicubic);
+  const auto of_timm = [&](int64_t side) {
+    io::write_safetensors(path, {{"cls_token", Tensor::zeros({1, 1, 768})},
+                                 {"patch_embed.proj.weight", Tensor::zeros({768, 1, 16, 16})},
+                                 {"pos_embed", Tensor::zeros({1, 1 + side * side, 768})}});
+    return read_pretrained(path).preprocess.resize;
+  };
+  CHECK(of_timm(14) == 248);
+  CHECK(of_timm(24) == 384);
 }
 
 TEST_CASE("files beside the weights are read, and bad ones refused") {
