@@ -31,6 +31,9 @@ CommunicationHook compress_gradients(DType narrow) {
   WEFT_CHECK(narrow == DType::f16 || narrow == DType::bf16,
              "compress_gradients: expected f16 or bf16, got {}", narrow);
   return [narrow](Communicator& group, const GradientBucket& bucket) {
+    const DType dtype = bucket.flat.dtype();
+    WEFT_CHECK(itemsize(dtype) >= 4 || dtype == narrow,
+               "compress_gradients: expected gradients of f32 or {}, got {}", narrow, dtype);
     const NoGrad guard;
     const Tensor sent = ops::cast(bucket.flat, narrow);
     const Work work = group.all_reduce(sent, bucket.op);

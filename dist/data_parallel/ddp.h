@@ -40,7 +40,8 @@ using CommunicationHook =
     std::function<std::function<void()>(Communicator& group, const GradientBucket& bucket)>;
 
 /// Sends f32 gradients as `narrow` (f16 or bf16): half of the bytes. Each rank's is rounded to
-/// narrow, the mean is formed in f32 and rounded once more.
+/// narrow, the mean is formed in f32 and rounded once more. Other 16 bits than narrow are an Error:
+/// neither format holds the other's numbers.
 CommunicationHook compress_gradients(DType narrow);
 
 struct DdpOptions {

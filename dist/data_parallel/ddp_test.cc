@@ -620,6 +620,11 @@ TEST_CASE("gradients compressed to bf16 and f16 lie within a rounding of each ra
     CHECK(difference(compressed, exact) > 0);
   }
   CHECK_THROWS_WITH(compress_gradients(DType::f32), Contains("expected f16 or bf16"));
+  run_ranks(2, [](Communicator& c) {
+    const CommunicationHook hook = compress_gradients(DType::f16);
+    expect_error([&] { hook(c, {.flat = Tensor::zeros({4}, DType::bf16)}); },
+                 "expected gradients of f32 or f16, got bf16");
+  });
 }
 
 TEST_CASE("bytes sent are those of the formula") {

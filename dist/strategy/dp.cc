@@ -5,6 +5,7 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "core/scoped_value.h"
 #include "dist/data_parallel/data_parallel.h"
 #include "dist/strategy/strategies.h"
 #include "nn/meta.h"
@@ -40,16 +41,15 @@ class DataParallelStrategy : public Strategy {
       std::vector<MicroBatch> group;
       Tensors inputs;
       std::vector<Generator> streams;
-      const Generator position = generator();
       for (int64_t i = begin; i < end; ++i) {
         // Unless at() sets another, as for replicas of a batch that is cut.
-        const auto replica = static_cast<uint64_t>(i - begin);
-        generator() = {position.seed, position.stream + (replica << 32), position.offset};
+        Generator mine = generator();
+        mine.stream += static_cast<uint64_t>(i - begin) << 32;
+        const ScopedValue place(generator(), mine);
         group.push_back(batches.at(i));
         inputs.push_back(group.back().input);
         streams.push_back(generator());
       }
-      generator() = position;
       Tensors outputs = parallel_->forward(inputs, streams);
       Tensor total;
       for (size_t i = 0; i < group.size(); ++i) {
