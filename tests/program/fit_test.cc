@@ -190,6 +190,21 @@ TEST_CASE("Limits are counts or fractions, of training and of validation") {
   CHECK(events_of(text, "validation").size() == 3);
 }
 
+TEST_CASE("An epoch whose end is not validated has no figures of an earlier validation there") {
+  const std::string data = GENERATE(as<std::string>(), kText, images());
+  INFO(data);
+  run_train("uneven", data +
+                          "--epochs 2 --limit-batches 5 --val-check-interval 3 "
+                          "--limit-val-batches 1");
+  std::vector<int64_t> validated, epochs;
+  for (const json& row : parse_lines(read_file(scratch("uneven") + "/metrics.jsonl"))) {
+    if (row.contains("loss/validation")) validated.push_back(row.at("step"));
+    if (row.contains("loss/train")) epochs.push_back(row.at("step"));
+  }
+  CHECK(validated == std::vector<int64_t>{3, 8});
+  CHECK(epochs == std::vector<int64_t>{5, 10});
+}
+
 TEST_CASE("Validation batches may be tried before anything is trained") {
   make_colour_folders("sanity/train", 12, 16, 16);
   make_colour_folders("sanity/val", 2, 16, 16);

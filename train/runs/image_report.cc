@@ -136,28 +136,34 @@ void RunReport::validation(const RunState& state, int64_t batches) {
                    {{"loss/validation", score.loss}, {"accuracy/validation", score.accuracy}});
 }
 
-void RunReport::epoch(const RunState& state, double images_per_second, double seconds) {
+void RunReport::epoch(const RunState& state, bool is_validated, double images_per_second,
+                      double seconds) {
   const EpochResult& e = state.last_epoch;
+  const Score& score = e.validation;
   if (table_) {
     table_->row({fmt::format("{}{}", state.epoch + 1, of_epochs(config_)),
                  fmt::format("{:.4f}", e.loss), percent(e.train_accuracy),
-                 fmt::format("{:.4f}", e.validation.loss), percent(e.validation.accuracy),
+                 is_validated ? fmt::format("{:.4f}", score.loss) : "",
+                 is_validated ? percent(score.accuracy) : "",
                  fmt::format("{:.0f}", images_per_second), io::format_duration(seconds)});
   }
   log_.write("epoch", {{"epoch", state.epoch + 1},
                        {"step", state.step},
                        {"loss", e.loss},
                        {"train_accuracy", e.train_accuracy},
-                       {"val_loss", e.validation.loss},
-                       {"val_accuracy", e.validation.accuracy},
+                       {"val_loss", score.loss},
+                       {"val_accuracy", score.accuracy},
                        {"images_per_second", images_per_second},
                        {"seconds", seconds}});
   if (!is_main_) return;
-  figures_->record(state.step, {{"epoch", static_cast<double>(state.epoch + 1)},
-                                {"loss/train", e.loss},
-                                {"accuracy/train", e.train_accuracy},
-                                {"loss/validation", e.validation.loss},
-                                {"accuracy/validation", e.validation.accuracy}});
+  RunFigures::Figures all = {{"epoch", static_cast<double>(state.epoch + 1)},
+                             {"loss/train", e.loss},
+                             {"accuracy/train", e.train_accuracy}};
+  if (is_validated) {
+    all.emplace_back("loss/validation", score.loss);
+    all.emplace_back("accuracy/validation", score.accuracy);
+  }
+  figures_->record(state.step, std::move(all));
 }
 
 void RunReport::findings(const Findings& findings, const io::Path& output) {

@@ -101,7 +101,8 @@ class RunReport {
   /// After a validation within an epoch of so many batches.
   void validation(const RunState& state, int64_t batches);
   /// After an epoch, with state.epoch its number, counted from 0.
-  void epoch(const RunState& state, double images_per_second, double seconds);
+  /// is_validated: at the epoch's end; else the state has the figures of an earlier validation.
+  void epoch(const RunState& state, bool is_validated, double images_per_second, double seconds);
   /// After the last validation.
   void findings(const Findings& findings, const io::Path& output);
   void interrupted(const RunState& state, const RunCheckpoints& checkpoints);

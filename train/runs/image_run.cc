@@ -448,7 +448,7 @@ class ImageRun : public Callback {
   void on_train_epoch_end(Trainer&, TrainingModule&) override {
     const EpochStatistics s = std::exchange(p_.state.statistics, {});
     p_.state.last_epoch = {s.loss(), s.accuracy(), p_.state.last_epoch.validation};
-    report_.epoch(place(), images_per_second_, seconds_since(epoch_start_));
+    report_.epoch(place(), has_validated_these(), images_per_second_, seconds_since(epoch_start_));
     epoch_start_ = Clock::now();
   }
   void on_save_point(Trainer&, TrainingModule&) override {

@@ -137,9 +137,10 @@ class TextReport : public Callback, public Logger {
 
   /// Of a validation within an epoch; end_epoch() tells of the others.
   void on_validation_end(Trainer& trainer, TrainingModule&) override {
+    if (!trainer.has_validated()) return;
+    const int64_t step = validated_step_ = trainer.global_step();
     const bool ends_epoch = trainer.batch() == trainer.batches();
-    if (!trainer.fabric().is_main() || !trainer.has_validated() || ends_epoch) return;
-    const int64_t step = trainer.global_step();
+    if (!trainer.fabric().is_main() || ends_epoch) return;
     const double loss = trainer.metric(kValidationLoss);
     figures_->record(step, {{kValidationLoss, loss}});
     log_.write("validation", {{"epoch", trainer.epoch() + 1}, {"step", step}, {"val_loss", loss}});
@@ -184,12 +185,13 @@ class TextReport : public Callback, public Logger {
   void end_epoch(int64_t epoch, int64_t step, const NamedValues& metrics) override {
     const double loss = value_of(metrics, kTrainLoss);
     const double validation = value_of(metrics, kValidationLoss);
+    const bool is_validated = validated_step_ == step;  // else it is an earlier one's
     const double seconds = seconds_since(epoch_start_);
     epoch_start_ = Clock::now();
     bytes_per_second_ = std::exchange(epoch_bytes_, 0) / std::exchange(epoch_seconds_, 0);
-    figures_->record(step, {{"epoch", static_cast<double>(epoch + 1)},
-                            {kTrainLoss, loss},
-                            {kValidationLoss, validation}});
+    RunFigures::Figures all = {{"epoch", static_cast<double>(epoch + 1)}, {kTrainLoss, loss}};
+    if (is_validated) all.emplace_back(kValidationLoss, validation);
+    figures_->record(step, std::move(all));
     log_.write("epoch", {{"epoch", epoch + 1},
                          {"step", step},
                          {"loss", loss},
@@ -197,7 +199,7 @@ class TextReport : public Callback, public Logger {
                          {"bytes_per_second", bytes_per_second_},
                          {"seconds", seconds}});
     print_row({fmt::format("{}{}", epoch + 1, of_epochs(config_)), fmt::format("{}", step),
-               fmt::format("{:.4f}", loss), fmt::format("{:.4f}", validation),
+               fmt::format("{:.4f}", loss), is_validated ? fmt::format("{:.4f}", validation) : "",
                fmt::format("{:.0f}", bytes_per_second_), io::format_duration(seconds)});
   }
 
@@ -279,6 +281,7 @@ class TextReport : public Callback, public Logger {
   std::optional<io::Table> table_;
   double loss_scale_ = 1;
   Clock::time_point epoch_start_, step_start_;
+  int64_t validated_step_ = -1;
   int64_t step_bytes_ = 0;
   double epoch_bytes_ = 0, epoch_seconds_ = 0, bytes_per_second_ = NAN;
 };
