@@ -78,6 +78,21 @@ TEST_CASE("a batch norm's state that counts no batches is one of PyTorch before 
                     Catch::Contains("0.running_var, 0.num_batches_tracked"));
 }
 
+TEST_CASE("who leads a model's states gets older ones as the model has them") {
+  Sequential model;
+  model.append<BatchNorm2d>(1);
+  const Tensor one = Tensor::full({1}, 3);
+  NamedTensors taken;
+  model.set_route({.load_state_dict = [&](const NamedTensors& state, const LoadOptions&) {
+    taken = state;
+    return LoadResult{};
+  }});
+  model.load_state_dict(
+      {{"0.weight", one}, {"0.bias", one}, {"0.running_mean", one}, {"0.running_var", one}});
+  REQUIRE(taken.size() == 5);
+  CHECK(taken.back().first == "0.num_batches_tracked");
+}
+
 TEST_CASE("Conv2d slides its kernel") {
   Conv2d layer(2, 4, {1, 3}, {.stride = {1, 2}, .padding = {0, 1}, .groups = 2});
   CHECK(layer.weight.shape() == Shape{4, 1, 1, 3});

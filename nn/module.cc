@@ -159,13 +159,13 @@ NamedTensors Module::unrouted_state() const {
 void Module::adapt_state(const std::string&, NamedTensors&) const {}
 
 LoadResult Module::load_state_dict(const NamedTensors& state, const LoadOptions& options) {
-  if (route_.load_state_dict) {
-    if (auto result = route_.load_state_dict(state, options)) return *std::move(result);
-  }
   NamedTensors source = state;
   visit(*this, [&](const std::string& prefix, const Module& module) {
     module.adapt_state(prefix, source);
   });
+  if (route_.load_state_dict) {
+    if (auto result = route_.load_state_dict(source, options)) return *std::move(result);
+  }
   std::unordered_map<std::string, Tensor> by_name;
   for (const auto& [name, tensor] : source) {
     WEFT_CHECK(tensor.defined(), "load_state_dict: \"{}\" is undefined", name);
