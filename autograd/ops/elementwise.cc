@@ -359,7 +359,8 @@ Tensor atan2(const Tensor& first, const Tensor& second) {
   const auto over_squares = [](const Backward& g, int factor) {
     return in_one_pass(g.dy(), [&] {
       const Tensor a = raw::widened(g.saved(0)), b = raw::widened(g.saved(1));
-      return mul(div(g.dy(), add(square(a), square(b))), factor == 0 ? a : b);
+      const Tensor slope = mul(div(g.dy(), add(square(a), square(b))), factor == 0 ? a : b);
+      return cast(slope, g.dy().dtype());
     });
   };
   return record_two(

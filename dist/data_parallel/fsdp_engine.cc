@@ -36,6 +36,7 @@ void Unsharding::on_touch(Unit& unit) {
   make_room();
   unshard(unit);
   prefetch_after(unit);
+  put_back(unit);  // outside of kernels those which the fetch has run have set it aside
 }
 
 kernels::BeforeKernels Unsharding::watch_this_thread() const {

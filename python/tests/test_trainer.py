@@ -78,23 +78,6 @@ def fit(trainer, module=None, batch_size=4, **options):
 
 
 class Fit(unittest.TestCase):
-    def test_a_step_calls_the_model_not_its_forward(self):
-        class Own(Regression):
-            def __init__(self):
-                TrainingModule.__init__(self)
-                self.weight = nn.Parameter(weft.zeros(3, 1))
-
-            def forward(self, x):
-                return x @ self.weight
-
-            def training_step(self, batch, batch_idx):
-                return F.mse_loss(self.forward(batch[0]), batch[1])
-
-        fit(quiet(max_epochs=1), Own())
-        with self.assertRaisesRegex(weft.Error, r"forward\(\) of the model .*Own was called from outside of the model, "
-                                    "where it would not run in bf16-mixed; call model.x."):
-            fit(quiet(max_epochs=1, num_sanity_val_steps=0, precision="bf16-mixed"), Own())
-
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
@@ -379,6 +362,35 @@ class Fit(unittest.TestCase):
         again.automatic_optimization = True
         with self.assertRaisesRegex(weft.Error, "2 optimizers of 2 models: .* automatic_optimization = false"):
             fit(quiet(max_epochs=1), again)
+
+    def test_a_step_by_hand_calls_the_model_not_its_forward(self):
+        class Own(Regression):
+            def __init__(self, by_hand):
+                TrainingModule.__init__(self)
+                self.automatic_optimization = not by_hand
+                self.weight = nn.Parameter(weft.zeros(3, 1))
+                self.dtypes = set()
+
+            def forward(self, x):
+                y = x @ self.weight
+                self.dtypes.add(y.dtype)
+                return y
+
+            def training_step(self, batch, batch_idx):
+                loss = F.mse_loss(self.forward(batch[0]), batch[1])
+                if not self.automatic_optimization:
+                    self.optimizers().zero_grad()
+                    self.manual_backward(loss)
+                    self.optimizers().step()
+                return loss
+
+        fit(quiet(max_epochs=1), Own(True))
+        in_bf16 = dict(max_epochs=1, limit_val_batches=0, precision="bf16-mixed")
+        # A step that is not taken by hand is a call of the model as a whole.
+        self.assertEqual(fit(quiet(**in_bf16), Own(False)).dtypes, {weft.bfloat16})
+        with self.assertRaisesRegex(weft.Error, r"forward\(\) of the model .*Own was called from outside of the model, "
+                                    "where it would not run in bf16-mixed; call model.x."):
+            fit(quiet(**in_bf16), Own(True))
 
     def test_test_and_predict(self):
         class Tested(Regression):
