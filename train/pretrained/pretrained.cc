@@ -79,6 +79,9 @@ void check_source(const Pretrained& p, const std::string& place) {
   }
 }
 
+/// What timm keeps of an image's shorter side: all of it where it is more than 224 pixels.
+double timm_crop(const Pretrained& p) { return p.preprocess.size > 224 ? 1 : 0.9; }
+
 void apply_defaults(Pretrained& p, VitNames names) {
   p.layer_norm_eps = names == VitNames::kHuggingFace ? 1e-12 : 1e-6;
   data::Preprocess& pre = p.preprocess;
@@ -95,9 +98,7 @@ void apply_defaults(Pretrained& p, VitNames names) {
     if (pre.size > 224) pre.filter = data::Filter::kBicubic;
   } else {
     pre.normalization = {{0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}};
-    // timm's larger images, as 384, are not cropped.
-    const bool is_cropped = names == VitNames::kTimm && pre.size <= 224;
-    pre.resize = is_cropped ? static_cast<int>(pre.size / 0.9) : pre.size;
+    pre.resize = names == VitNames::kTimm ? static_cast<int>(pre.size / timm_crop(p)) : pre.size;
   }
 }
 
@@ -146,7 +147,7 @@ void apply_timm_files(Pretrained& p, const io::Path& directory) {
   const json nested = config.value("pretrained_cfg", json::object());
   if (!nested.is_object()) return;
   std::string filter = "bicubic";
-  double crop = 0.9;
+  double crop = timm_crop(p);
   get(nested, place, "mean", p.preprocess.normalization.mean);
   get(nested, place, "std", p.preprocess.normalization.std);
   get(nested, place, "interpolation", filter);
