@@ -691,7 +691,9 @@ TEST_CASE("trap: what one rank alone has reached decides for all whether clippin
     fabric.setup(net, optimizer);
     const auto [x, labels] = rows_of(fabric, 0, -1);
     const Tensor logits =
-        fabric.rank() == 0 ? net(x) : fabric.forward(net, [&, x = x] { return net.head(x); });
+        fabric.rank() == 0
+            ? net(x)
+            : fabric.forward(net, [&, x = ops::cast(x, DType::f64)] { return net.head(x); });
     fabric.backward(ops::cross_entropy(logits, labels));
     dist::expect_error([&] { optim::clip_grad_norm(net.parameters(), 1.0); },
                        "clipping: parameter \"fc1.weight\" is trained by no optimizer");
@@ -876,9 +878,10 @@ TEST_CASE("trap: a step of rounds is left out on all ranks or on none, whatever 
         if (!by_hand) optimizer.zero_grad();
         const std::vector<int>& reach = part == 0 ? which.first : which.last;
         const auto [x, labels] = rows_of(fabric, 0, part);
-        const Tensor logits = std::ranges::count(reach, fabric.rank()) > 0
-                                  ? net(x)
-                                  : fabric.forward(net, [&, x = x] { return net.head(x); });
+        const Tensor logits =
+            std::ranges::count(reach, fabric.rank()) > 0
+                ? net(x)
+                : fabric.forward(net, [&, x = ops::cast(x, DType::f64)] { return net.head(x); });
         fabric.backward(ops::cross_entropy(logits, labels) * (by_hand ? 0.5 : 1.0));
         if (steps_behind) round.reset();
         if (part == 1) optimizer.step();

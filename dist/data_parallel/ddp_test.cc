@@ -454,9 +454,6 @@ TEST_CASE("a pass that fails leaves the gradients that there were") {
         fail_at(model->fc1.weight);
         expect_error([&] { backward(loss(2)); }, "no memory");
         expect_same(before);
-        expect_error([&] { backward(ops::sum(ddp.forward([&] { return model->fc2.bias; }))); },
-                     "no gradient reached");
-        expect_same(before);
         if (is_local) backward(loss(3));
       }
     });
