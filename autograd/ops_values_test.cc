@@ -342,9 +342,9 @@ TEST_CASE("gradients in one pass over many elements are those of few") {
   for (DType dtype : {DType::f32, DType::bf16}) {
     for (const auto& [name, function] : kFunctions) {
       INFO(name << " of " << weft::name(dtype));
-      const auto gradient = [&](Tensor x) {
+      const auto gradient = [&, f = function](Tensor x) {
         x.set_requires_grad(true);
-        const Tensor y = function(x, cast(row, dtype));
+        const Tensor y = f(x, cast(row, dtype));
         backward(y, full_like(y, 3));
         return cast(narrow(x.grad(), 0, 0, 5), DType::f32);
       };

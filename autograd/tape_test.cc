@@ -268,6 +268,7 @@ TEST_CASE("with create_graph, too, leaves and retained gradients are nobody else
     ops::mul_(g, Tensor::scalar(0));
   }
   CHECK(b.grad().to_vector() == Values{8, 12});
+  for (Tensor& x : std::vector{a, b}) x.set_grad({});  // which come from a and b, and keep them
   Tensor x = leaf({1}), y = x * 2.0, z = x * 3.0;
   retain_grad(y);
   retain_grad(z);

@@ -29,6 +29,12 @@ using fsdp::Unit;
 
 namespace {
 
+/// Units whose parameters ranks reach differently are reduced behind the others.
+void put_deferred_last(std::vector<Unit*>& order) {
+  std::stable_partition(order.begin(), order.end(),
+                        [](const Unit* unit) { return !unit->is_deferred; });
+}
+
 const FsdpOptions& checked(const FsdpOptions& options) {
   WEFT_CHECK(options.shard, "fsdp: a group of ranks to shard over is needed");
   WEFT_CHECK(options.average == ReduceOp::kMean || options.average == ReduceOp::kSum,
@@ -328,7 +334,7 @@ void FullySharded::Engine::start_late(size_t started) {
     if (found == kLate) reduction.start(units[i]);
     units[i].is_deferred |= found > 0 && units[i].count_trained() > 0;
   }
-  std::ranges::stable_partition(order_, [](const Unit* unit) { return !unit->is_deferred; });
+  put_deferred_last(order_);
 }
 
 /// The order in which the first rank's units were complete.
@@ -337,7 +343,7 @@ void FullySharded::Engine::agree_on_order() {
   for (Unit* const unit : order_) {
     if (std::ranges::find(mine, unit) == mine.end()) mine.push_back(unit);
   }
-  std::ranges::stable_partition(mine, [](const Unit* unit) { return !unit->is_deferred; });
+  put_deferred_last(mine);
   std::vector<int64_t> places;
   for (const Unit* const unit : mine) places.push_back(unit - units.data());
   const Tensor all = Tensor::from(places, {std::ssize(places)});

@@ -195,12 +195,10 @@ TEST_CASE("of a number of ranks in a file as many are started as the run can hav
     std::ofstream(file) << 4;
     EvenRanks even;
     int code = -1;
-    const std::string told = captured_stderr([&] {
-      code = launch(
-          {.ranks = 4, .ranks_file = file},
-          shell(fmt::format("[ $RANK = 0 ] && echo {} >{}; exec /bin/sleep 20", asked, file)),
-          even.command());
-    });
+    const auto command =
+        shell(fmt::format("[ $RANK = 0 ] && echo {} >{}; exec /bin/sleep 20", asked, file));
+    const std::string told = captured_stderr(
+        [&] { code = launch({.ranks = 4, .ranks_file = file}, command, even.command()); });
     CHECK(code == 0);
     CHECK(even.started == std::vector{given});
     CHECK(told == (asked == given
