@@ -59,7 +59,7 @@ Greeting own_greeting(int32_t who) {
       if (id && secret.empty()) secret = id;
     }
   }
-  std::memcpy(greeting.secret, secret.data(), std::min(secret.size(), most));
+  secret.copy(greeting.secret, most);
   return greeting;
 }
 
