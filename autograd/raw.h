@@ -15,7 +15,9 @@ inline Tensor contiguous(const Tensor& x) { return contiguous(x, x.dtype()); }
 inline Tensor empty_like(const Tensor& x) {
   return Tensor::empty(x.shape(), x.dtype(), x.device());
 }
-/// x in f32 where it is narrower, in recorded ops: what a formula squares may leave f16's range.
+/// f32 in the place of what has 16 bits or fewer, which cannot hold counts and their reciprocals.
+inline DType widened(DType dtype) { return itemsize(dtype) < 4 ? DType::f32 : dtype; }
+/// x in that dtype, in recorded ops: what a formula squares may leave f16's range.
 inline Tensor widened(const Tensor& x) {
   return x.defined() && itemsize(x.dtype()) < 4 ? ops::cast(x, DType::f32) : x;
 }

@@ -61,7 +61,7 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& labels,
     return neg(reduced("nll_loss", picked, options.reduction));
   }
   // f16 cannot hold the sum of 65,520 weights.
-  const DType wide = itemsize(x.dtype()) < 4 ? DType::f32 : x.dtype();
+  const DType wide = raw::widened(x.dtype());
   const Tensor weight = given.defined() ? cast(given, wide) : ones({classes}, wide, x.device());
   const Tensor ignored = eq(labels, number(labels, static_cast<double>(options.ignore_index)));
   const Tensor label = masked_fill(labels, ignored, 0);
@@ -104,7 +104,7 @@ Tensor smooth_l1_loss(const Tensor& input, const Tensor& targets, LossReduction 
 Tensor cosine_similarity(const Tensor& first, const Tensor& second, int64_t dim, double eps) {
   raw::check_operands("cosine_similarity", {first, second}, 2);
   const DType dtype = promote(autocast_f32(first).dtype(), autocast_f32(second).dtype());
-  const DType wide = itemsize(dtype) < 4 ? DType::f32 : dtype;
+  const DType wide = raw::widened(dtype);
   const Shape shape = broadcast_shapes(first.shape(), second.shape(), "cosine_similarity");
   const Tensor a = expand(cast(first, wide), shape), b = expand(cast(second, wide), shape);
   const int axis = wrap_dim(dim, shape.size(), "cosine_similarity");

@@ -145,7 +145,7 @@ Tensor with_borders(const Tensor& x, const Pads& pads, Padding padding) {
 
 /// The gradient of that: borders are added to what they repeat, in f32 at least.
 Tensor without_borders(const Tensor& dy, const Pads& pads, Padding padding) {
-  const DType wide = itemsize(dy.dtype()) < 4 ? DType::f32 : dy.dtype();
+  const DType wide = raw::widened(dy.dtype());
   const Tensor sums = Tensor::empty(dy.shape(), wide, dy.device());
   raw::copy(dy, sums);
   const Tensor middle = for_each_border(

@@ -62,9 +62,6 @@ Shape reduced(const Shape& kept) {
 
 DType sum_dtype(const Tensor& x) { return is_floating(x.dtype()) ? x.dtype() : DType::i64; }
 
-/// f32 in the place of what has 16 bits or fewer, which cannot hold counts and their reciprocals.
-DType wide(DType dtype) { return itemsize(dtype) < 4 ? DType::f32 : dtype; }
-
 /// Gradient of max and min: dy to the elements equal to the result, shared among equals.
 Tensor extreme(const Tensor& input, const Shape& dims, bool keepdim, Reduction reduction) {
   const std::string_view op = name(reduction);
@@ -73,7 +70,7 @@ Tensor extreme(const Tensor& input, const Shape& dims, bool keepdim, Reduction r
   Tensor y = compute(input, axes, reduction, input.dtype(), keepdim);
   return record(op, {input}, y, {input, y}, [kept = axes.kept](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0), y = view(b.saved(1), kept);
-    const Tensor hits = cast(sum(eq(x, y), reduced(kept), true), wide(x.dtype()));
+    const Tensor hits = cast(sum(eq(x, y), reduced(kept), true), raw::widened(x.dtype()));
     const Tensor shared = cast(div(view(b.dy(), kept), hits), x.dtype());
     return {in_one_pass(x, [&] { return mul(cast(eq(x, y), x.dtype()), shared); })};
   });
@@ -118,7 +115,7 @@ Tensor mean_as(DType dtype, const Tensor& x, const Shape& dims, bool keepdim) {
   return record("mean", {x}, y, {},
                 [=, kept = axes.kept, shape = x.shape()](const Backward& b) -> Tensors {
                   const DType dtype = b.dy().dtype();
-                  const Tensor share = cast(cast(b.dy(), wide(dtype)) * scale, dtype);
+                  const Tensor share = cast(cast(b.dy(), raw::widened(dtype)) * scale, dtype);
                   return {expand(reshape(share, kept), shape)};
                 });
 }
@@ -200,8 +197,8 @@ Tensor variance(const Tensor& x, const Shape& dims, double correction, bool keep
   return record("var", {x}, y, {x}, [=, kept = axes.kept](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0);
     // Rounded to 16 bits the mean would move by as much as the elements differ.
-    const Tensor centre = mean_as(wide(x.dtype()), x, reduced(kept), true);
-    const Tensor slope = reshape(cast(b.dy(), wide(x.dtype())) * scale, kept);
+    const Tensor centre = mean_as(raw::widened(x.dtype()), x, reduced(kept), true);
+    const Tensor slope = reshape(cast(b.dy(), raw::widened(x.dtype())) * scale, kept);
     return {in_one_pass(x, [&] { return cast(mul(sub(x, centre), slope), x.dtype()); })};
   });
 }
@@ -215,7 +212,7 @@ Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) 
 
 Tensor std(const Tensor& x, const Shape& dims, double correction, bool keepdim) {
   raw::check_floating("std", x);
-  const Tensor wide_variance = variance(x, dims, correction, keepdim, wide(x.dtype()));
+  const Tensor wide_variance = variance(x, dims, correction, keepdim, raw::widened(x.dtype()));
   return cast(root(wide_variance, 2), x.dtype());
 }
 
@@ -277,7 +274,7 @@ Tensor logsumexp(const Tensor& input, const Shape& dims, bool keepdim) {
   {
     const NoGrad guard;
     shift = max(detach(x), dims, true);
-    shift = cast(masked_fill(shift, isinf(shift), 0), wide(x.dtype()));
+    shift = cast(masked_fill(shift, isinf(shift), 0), raw::widened(x.dtype()));
   }
   const auto exponentials = [](const Tensors& t) {
     return exp(sub(cast(t[0], t[1].dtype()), t[1]));
