@@ -110,7 +110,7 @@ def weft_cc_binary(name, copts = [], linkopts = [], deps = [], prelude = True, *
         **kwargs
     )
 
-def weft_cc_test(name, srcs = None, deps = [], device = None, copts = [], linkopts = [], size = "small", tags = [], **kwargs):
+def weft_cc_test(name, srcs = None, deps = [], device = None, optimize = "-O1", copts = [], linkopts = [], size = "small", tags = [], **kwargs):
     """A Catch2 test; its source is NAME.cc unless said otherwise.
 
     Args:
@@ -119,6 +119,7 @@ def weft_cc_test(name, srcs = None, deps = [], device = None, copts = [], linkop
       deps: libraries besides Catch2.
       device: for a test that computes on a device, what the emulated one is made of: libraries of emulated kernels,
         "//kernels:emulated" for all; empty for a test that starts programs which have it.
+      optimize: the level of optimisation.
       copts: more options for the compiler.
       linkopts: more options for the linker.
       size: Bazel's.
@@ -128,12 +129,12 @@ def weft_cc_test(name, srcs = None, deps = [], device = None, copts = [], linkop
     native.cc_test(
         name = name,
         srcs = srcs or [name + ".cc"],
-        deps = deps + emulated(device or []) + _prelude("-O1") + [
+        deps = deps + emulated(device or []) + _prelude(optimize) + [
             here("//bazel/system:catch2"),
             here("//tests:skip"),
         ],
         tags = tags + (["device"] if device != None else []),
-        copts = COPTS + _optimize("-O1") + copts,
+        copts = COPTS + _optimize(optimize) + copts,
         linkopts = _LINKOPTS + linkopts,
         size = size,
         **kwargs
