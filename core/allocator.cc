@@ -1,6 +1,7 @@
 #include "core/allocator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/graph.h"
@@ -137,18 +138,26 @@ void CachingAllocator::assign(void* block, MemoryKind kind) {
 
 void CachingAllocator::wake_resting_locked(bool wait) {
   for (Resting& resting : resting_) record_users_locked(resting);
-  std::erase_if(resting_, [&](const Resting& r) {
+  const auto is_in_use = [&](const Resting& r) {
     for (runtime::EventHandle event : r.events) {
       if (wait) {
         runtime::synchronize_event(device_.index, event);
       } else if (!runtime::is_done(device_.index, event)) {
-        return false;
+        return true;
       }
     }
+    return false;
+  };
+  // Out of the list before anything is done with them: each of these calls may throw, and a block
+  // that is still listed then would be pooled twice.
+  const auto first = std::partition(resting_.begin(), resting_.end(), is_in_use);
+  const std::vector<Resting> awake(std::make_move_iterator(first),
+                                   std::make_move_iterator(resting_.end()));
+  resting_.erase(first, resting_.end());
+  for (const Resting& r : awake) {
     for (runtime::EventHandle event : r.events) runtime::destroy_event(device_.index, event);
     pool_locked(r.block, r.capacity, r.stream);
-    return true;
-  });
+  }
 }
 
 void CachingAllocator::hold(StreamHandle stream) {

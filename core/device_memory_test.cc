@@ -73,6 +73,39 @@ TEST_CASE("a block that a stream has used may outlive the stream") {
   allocator.deallocate(a, 100);
 }
 
+/// One whose device fails when the second block is given back.
+class FailingMemory : public SmallMemory {
+ public:
+  FailingMemory(size_t bytes, std::vector<void*>& given) : SmallMemory(bytes), given_(given) {}
+  void give_back(void* block) override {
+    given_.push_back(block);
+    WEFT_CHECK(given_.size() != 2, "the device has failed");
+    SmallMemory::give_back(block);
+  }
+  bool caches() const override { return false; }
+
+ private:
+  std::vector<void*>& given_;
+};
+
+TEST_CASE("a block is given back once, whatever fails behind it") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
+  std::vector<void*> given;
+  CachingAllocator allocator(kCuda, std::make_unique<FailingMemory>(1000, given));
+  const Stream user(kCuda);
+  int stream = 0;
+  std::vector<void*> blocks(2);
+  for (void*& block : blocks) {
+    block = allocator.allocate(100, &stream);
+    allocator.record_use(block, user.handle());
+  }
+  for (void* block : blocks) allocator.deallocate(block, 100);
+  CHECK_THROWS_WITH(allocator.allocate(300, &stream), "the device has failed");
+  CHECK_NOTHROW(allocator.release_pool());
+  CHECK(given == blocks);
+  std::free(blocks[1]);
+}
+
 TEST_CASE("the blocks of a stream that goes are its heir's, not those of the next at its address") {
   CachingAllocator allocator(kCuda, std::make_unique<SmallMemory>(1000));
   int stream = 0, gone = 0;
