@@ -23,6 +23,7 @@ bool wants_synchronous_launches() {
 
 void check(cudaError_t error, const LaunchConfig& config, const char* what) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();  // an error that is not sticky must not be taken for the next op's
   fail(
       "{}: {}: {} (grid {} x {} x {}, block {} x {} x {}, cluster {} x {} x {}, {} bytes of shared "
       "memory)",

@@ -30,6 +30,7 @@ std::string probe_cuda_device(int index) {
   }
   if (error == cudaSuccess) error = cudaMemcpy(host, out, sizeof(host), cudaMemcpyDeviceToHost);
   cudaFree(out);
+  cudaGetLastError();  // not an error of what this thread does next, on another device
   runtime::return_to_device(previous);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   for (int i = 0; i < kThreads; ++i) {
