@@ -21,6 +21,7 @@ DeviceFeed::DeviceFeed(Device device, DType dtype, const Preprocess& preprocess)
     : device_(device), dtype_(dtype), size_(preprocess.size), copies_(device) {
   const Tensor values = Tensor::empty({3, 256}, DType::f32);
   normalization_table(preprocess.normalization, values.data<float>());
+  const StreamGuard guard(copies_);  // before all batches, which finish() waits for
   values_ = to_device(values, device);
 }
 
@@ -76,9 +77,10 @@ Batch DeviceFeed::finish(const UnderWay& under_way) const {
   const ByteBatch& b = under_way.batch;
   const Stream stream = current_stream(device_);
   stream.wait(under_way.arrives);
-  // The block is the copies' stream's: it is not filled again before this stream is through.
-  if (b.memory.numel() > 0) {
-    allocator(device_).record_use(b.memory.storage()->data(), stream.handle());
+  // The blocks are the copies' stream's: they are not filled again before this stream is through.
+  for (const Tensor& block : {b.memory, values_}) {
+    if (block.numel() == 0) continue;
+    allocator(device_).record_use(block.storage()->data(), stream.handle());
   }
   Batch batch;
   batch.images = Tensor::empty(b.pixels.shape(), dtype_, device_);
