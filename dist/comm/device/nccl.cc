@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "autograd/ops.h"
 #include "core/allocator.h"
@@ -130,6 +131,13 @@ class RegisteredMemory : public MemorySource {
   bool caches() const override { return !runtime::is_emulated(); }
   std::string describe() const override { return "memory registered with NCCL"; }
 
+  /// Blocks are given out in the order of a stream: it stays as long as they do, for the allocator
+  /// would not hear that it goes.
+  void keep(const Stream& stream) {
+    std::lock_guard lock(mutex_);
+    if (std::ranges::find(streams_, stream) == streams_.end()) streams_.push_back(stream);
+  }
+
   /// The communicator is about to go; where it has `failed`, so that it cannot be asked.
   void leave(bool failed) {
     std::lock_guard lock(mutex_);
@@ -145,6 +153,7 @@ class RegisteredMemory : public MemorySource {
   std::mutex mutex_;
   nccl::Comm comm_;                 // null once that has gone
   std::map<void*, void*> handles_;  // by memory
+  std::vector<Stream> streams_;
 };
 
 class NcclCommunicator : public DeviceCommunicator {
@@ -206,7 +215,9 @@ class NcclCommunicator : public DeviceCommunicator {
       WEFT_CHECK(memory, "{}: NCCL has no {} bytes to register on {}", name(), bytes, device());
       release = [memory, source = registered_, owner = buffers_] { source->give_back(memory); };
     } else {
-      memory = buffers_->allocate(bytes);
+      const Stream stream = current_stream(device());
+      registered_->keep(stream);
+      memory = buffers_->allocate(bytes, stream.handle());
       buffers_->name_recent(name());
       release = [memory, bytes, buffers = buffers_] { buffers->deallocate(memory, bytes); };
     }
