@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "autograd/ops.h"
@@ -321,9 +322,7 @@ class NcclCommunicator : public DeviceCommunicator {
   /// Waits until NCCL has done what it was told on the host's side.
   Result settle(Clock::time_point deadline) {
     while (true) {
-      Result state = Result::kSuccess;
-      const Result asked = api_.comm_get_async_error(comm_, &state);
-      if (asked != Result::kSuccess) return asked;
+      const Result state = state_of_comm();
       if (state != Result::kInProgress) return state;
       WEFT_CHECK(Clock::now() < deadline,
                  "NCCL is still under way at the deadline: another rank has not come");
@@ -331,8 +330,20 @@ class NcclCommunicator : public DeviceCommunicator {
     }
   }
 
-  void check(Result result, const char* call) const {
+  /// What NCCL says of the communicator, which another thread may abort meanwhile.
+  Result state_of_comm() {
+    std::lock_guard lock(comm_mutex_);
+    require_comm();
+    Result state = Result::kSuccess;
+    const Result asked = api_.comm_get_async_error(comm_, &state);
+    return asked == Result::kSuccess ? state : asked;
+  }
+  /// Under comm_mutex_.
+  void require_comm() const { WEFT_CHECK(comm_, "NCCL's communicator has been aborted"); }
+
+  void check(Result result, const char* call) {
     if (result == Result::kSuccess || result == Result::kInProgress) return;
+    std::lock_guard lock(comm_mutex_);
     const char* more = api_.get_last_error(comm_);
     WEFT_FAIL("{}: {}{}", call, api_.get_error_string(result),
               more && *more ? fmt::format(" ({})", more) : "");
@@ -342,7 +353,11 @@ class NcclCommunicator : public DeviceCommunicator {
   void abort() {
     // What NCCL gave out it frees without the communicator, too.
     if (registered_) registered_->leave(true);
-    const nccl::Comm comm = comm_.exchange(nullptr);
+    nccl::Comm comm = nullptr;
+    {
+      std::lock_guard lock(comm_mutex_);  // no call is using it, and none will
+      comm = std::exchange(comm_, nullptr);
+    }
     if (!comm) return;
     const auto has_ended = std::make_shared<std::atomic<bool>>(false);
     std::thread helper([comm, has_ended, &api = api_] {
@@ -373,10 +388,8 @@ class NcclCommunicator : public DeviceCommunicator {
       bool is_done = false;
       try {
         is_done = item->event.is_done();
-        Result state = Result::kSuccess;
-        if (!is_done && comm_) {
-          check(api_.comm_get_async_error(comm_, &state), "ncclCommGetAsyncError");
-          check(state, "NCCL");
+        if (!is_done) {
+          check(state_of_comm(), "NCCL");
           WEFT_CHECK(Clock::now() < item->deadline,
                      "it has not ended within {} s: a rank has not come, or its network is gone",
                      options_.timeout_seconds);
@@ -427,14 +440,22 @@ class NcclCommunicator : public DeviceCommunicator {
   /// One of NCCL's functions, or several as a group, which is one launch.
   template <class Function>
   void call(const char* what, Clock::time_point deadline, Function&& function) {
-    check(function(), what);
+    const auto called = [&] {
+      std::lock_guard lock(comm_mutex_);
+      require_comm();
+      return function();
+    };
+    check(called(), what);
     check(settle(deadline), what);
   }
   template <class Function>
   void call_group(Clock::time_point deadline, Function&& function) {
-    check(api_.group_start(), "ncclGroupStart");
-    function();  // its errors are those of the group's end
-    call("ncclGroupEnd", deadline, api_.group_end);
+    call("ncclGroupEnd", deadline, [&] {
+      const Result begun = api_.group_start();
+      if (begun != Result::kSuccess) return begun;
+      function();  // its errors are those of the group's end
+      return api_.group_end();
+    });
   }
 
   void exchange(const Round& round, Clock::time_point deadline) {
@@ -592,7 +613,9 @@ class NcclCommunicator : public DeviceCommunicator {
   const std::shared_ptr<TrafficCounters> family_;
   TrafficCounters own_;
   const Stream stream_;
-  std::atomic<nccl::Comm> comm_{nullptr};
+
+  std::mutex comm_mutex_;      // held in each of NCCL's calls, none of which waits
+  nccl::Comm comm_ = nullptr;  // null once it has been aborted
 
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
