@@ -189,9 +189,10 @@ class NcclCommunicator : public DeviceCommunicator {
     if (!comm_) return;
     if (registered_) registered_->leave(false);
     api_.comm_finalize(comm_);
-    if (settle(after(kFarewell)) == Result::kSuccess) {
+    try {
+      check(settle(after(kFarewell)), "ncclCommFinalize");
       api_.comm_destroy(comm_);
-    } else {
+    } catch (const Error&) {  // also at the deadline: another rank has not come to its farewell
       abort();
     }
   }

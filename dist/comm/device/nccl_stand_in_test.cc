@@ -1,4 +1,5 @@
 // nccl.cc on a stand-in for the library: ranks as threads, each on an emulated device.
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <mutex>
@@ -6,6 +7,7 @@
 
 #include "core/transfer.h"
 #include "dist/comm/device/nccl.h"
+#include "dist/comm/device/nccl_api.h"
 #include "dist/comm/device/testing/nccl_stand_in.h"
 #include "dist/comm/in_process.h"
 #include "dist/comm/testing/conformance.h"
@@ -18,9 +20,10 @@ using Catch::Matchers::Contains;
 namespace {
 
 void on_devices(int ranks, NcclOptions options,
-                const std::function<void(const CommunicatorPtr&, Device)>& body) {
+                const std::function<void(const CommunicatorPtr&, Device)>& body,
+                const nccl::Api& api = nccl_stand_in()) {
   kernels::watch_accesses(false);
-  options.api = &nccl_stand_in();
+  options.api = &api;
   run_ranks(ranks, [&](Communicator& host) {
     const Device device = device_of_rank({DeviceType::cuda, 0}, host.rank());
     body(make_nccl_communicator(CommunicatorPtr(&host, [](Communicator*) {}), device, options),
@@ -147,6 +150,30 @@ TEST_CASE("buffers for collectives come from NCCL, and go with their last user")
   CHECK(nccl_stand_in_counts().registered == 0);
   CHECK(left[1].to_vector() == std::vector<double>(100, 0.0));
   left.clear();
+}
+
+TEST_CASE("a communicator whose farewell does not end is aborted") {
+  static std::atomic<bool> parts;
+  static std::atomic<int> aborted;
+  parts = false;
+  aborted = 0;
+  nccl::Api api = nccl_stand_in();
+  api.comm_finalize = [](nccl::Comm) {
+    parts = true;
+    return nccl::Result::kInProgress;
+  };
+  api.comm_get_async_error = [](nccl::Comm comm, nccl::Result* state) {
+    const nccl::Result result = nccl_stand_in().comm_get_async_error(comm, state);
+    if (parts) *state = nccl::Result::kInProgress;
+    return result;
+  };
+  api.comm_abort = [](nccl::Comm comm) {
+    ++aborted;
+    return nccl_stand_in().comm_abort(comm);
+  };
+  on_devices(
+      1, {}, [](const CommunicatorPtr&, Device) {}, api);
+  CHECK(aborted == 1);
 }
 
 TEST_CASE("ranks of which one alone gives registered memory are told") {
