@@ -1,4 +1,5 @@
 #include <catch2/catch.hpp>
+#include <thread>
 
 #include "core/allocator.h"
 #include "core/graph.h"
@@ -292,6 +293,25 @@ TEST_CASE("the emulated device refuses what CUDA forbids while a graph is captur
   CHECK_NOTHROW(capture([] {}));
   CHECK(runtime::is_done(0, event));
   runtime::destroy_event(0, event);
+}
+
+TEST_CASE("a thread that waits for a device while another captures is told, and spoils nothing") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
+  DeviceGraph graph(kCuda);
+  std::string problem;
+  graph.capture([&] {
+    std::thread([&] {
+      try {
+        synchronize(kCuda);
+      } catch (const Error& error) {
+        problem = error.what();
+      }
+    }).join();
+  });
+  CHECK(problem ==
+        "cudaDeviceSynchronize is not possible on cuda:0 while a graph is captured there");
+  CHECK_NOTHROW(graph.launch());
+  CHECK_NOTHROW(synchronize(kCuda));
 }
 
 TEST_CASE("on the CPU a graph repeats its function") {

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <atomic>
 #include <vector>
 
 #include "core/runtime.h"
@@ -74,6 +75,12 @@ struct Devices {
 const Devices& devices() {
   static const Devices found;
   return found;
+}
+
+/// Captures of all threads that go on on a device.
+std::atomic<int>& captures(int device) {
+  static std::vector<std::atomic<int>> all(devices().count);
+  return all[device];
 }
 
 }  // namespace
@@ -163,7 +170,13 @@ void destroy_stream(int device, StreamHandle stream) {
 void synchronize(int device, StreamHandle stream) {
   WEFT_CUDA(device, cudaStreamSynchronize, stream_of(stream));
 }
-void synchronize(int device) { WEFT_CUDA(device, cudaDeviceSynchronize); }
+void synchronize(int device) {
+  // CUDA would refuse it, and spoil the capture of whichever thread is at it.
+  WEFT_CHECK(captures(device) == 0,
+             "cudaDeviceSynchronize is not possible on cuda:{} while a graph is captured there",
+             device);
+  WEFT_CUDA(device, cudaDeviceSynchronize);
+}
 
 EventHandle create_event(int device) {
   cudaEvent_t event = nullptr;
@@ -212,11 +225,14 @@ void set_bytes(int device, void* to, int value, size_t bytes, StreamHandle strea
 
 void begin_capture(int device, StreamHandle stream) {
   WEFT_CUDA(device, cudaStreamBeginCapture, stream_of(stream), cudaStreamCaptureModeThreadLocal);
+  ++captures(device);
 }
 GraphHandle end_capture(int device, StreamHandle stream) {
   const DeviceGuard guard(device);
   cudaGraph_t graph = nullptr;
-  WEFT_CUDA(device, cudaStreamEndCapture, stream_of(stream), &graph);
+  const cudaError_t ended = cudaStreamEndCapture(stream_of(stream), &graph);
+  --captures(device);  // however it has ended
+  check(ended, "cudaStreamEndCapture", device);
   cudaGraphExec_t executable = nullptr;
   const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
   cudaGraphDestroy(graph);

@@ -52,6 +52,7 @@ thread_local int the_current_device = 0;
 /// leaves a capture without a graph. As cudaStreamCaptureModeThreadLocal has it.
 thread_local EmulatedStream* the_captured_stream = nullptr;
 thread_local const char* the_forbidden_call = nullptr;
+std::atomic<int> captures[kDevices];  // of all threads that go on
 
 /// Calls that may throw do so, too.
 void forbid_in_capture(const char* call) {
@@ -238,7 +239,12 @@ void destroy_stream(int, StreamHandle stream) { delete stream_of(stream); }
 void synchronize(int, StreamHandle stream) {
   WEFT_CHECK(!stream_of(stream)->capturing, "a stream cannot be waited for while it is captured");
 }
-void synchronize(int) { refuse_in_capture("cudaDeviceSynchronize"); }
+void synchronize(int device) {
+  refuse_in_capture("cudaDeviceSynchronize");
+  WEFT_CHECK(captures[device] == 0,
+             "cudaDeviceSynchronize is not possible on cuda:{} while a graph is captured there",
+             device);
+}
 
 EventHandle create_event(int device) { return new EmulatedEvent{device}; }
 void destroy_event(int, EventHandle event) { delete event_of(event); }
@@ -281,6 +287,7 @@ void begin_capture(int, StreamHandle stream) {
   WEFT_CHECK(!stream_of(stream)->capturing, "the stream is being captured already");
   WEFT_CHECK(!the_captured_stream, "this thread captures another stream already");
   stream_of(stream)->capturing = true;
+  ++captures[stream_of(stream)->device];
   the_captured_stream = stream_of(stream);
   the_forbidden_call = nullptr;
 }
@@ -288,6 +295,7 @@ GraphHandle end_capture(int, StreamHandle stream) {
   EmulatedStream& s = *stream_of(stream);
   WEFT_CHECK(s.capturing, "the stream is not being captured");
   s.capturing = false;
+  --captures[s.device];
   the_captured_stream = nullptr;
   Work captured = std::exchange(s.captured, {});
   WEFT_CHECK(!the_forbidden_call,

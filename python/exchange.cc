@@ -83,8 +83,8 @@ ReadOnlyStorages& read_only_storages() {
 }
 
 /// Releases memory that is used on streams its owner does not know of, once its device has done all
-/// work. A thread that captures a graph may not wait: what it lets go of is released with what
-/// comes next.
+/// work. Nobody may wait for a device while a graph is captured there: what is let go of meanwhile
+/// is released with what comes next.
 void release_when_done(Device device, std::function<void()> release) {
   if (device.type == DeviceType::cpu) return release();
   static std::mutex mutex;
@@ -95,11 +95,15 @@ void release_when_done(Device device, std::function<void()> release) {
     all.emplace_back(device, std::move(release));
     if (!DeviceGraph::capturing()) ready.swap(all);
   }
-  for (const auto& [on, release] : ready) {
+  for (auto& [on, release] : ready) {
     try {
       synchronize(on);
     } catch (const Error&) {
-      // A device that has failed does no work; the next call that may throw says why.
+      // Another thread captures. A device that has failed keeps what it works on; the next call
+      // that may throw says why.
+      const std::lock_guard lock(mutex);
+      all.emplace_back(on, std::move(release));
+      continue;
     }
     release();
   }
