@@ -4,6 +4,9 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <atomic>
+#include <iterator>
+#include <map>
+#include <mutex>
 #include <vector>
 
 #include "core/runtime.h"
@@ -83,6 +86,33 @@ std::atomic<int>& captures(int device) {
   return all[device];
 }
 
+/// What allocate_pinned() has given out.
+struct PinnedBlocks {
+  std::mutex mutex;
+  std::map<const char*, size_t> bytes;  // by first address
+};
+PinnedBlocks& pinned_blocks() {
+  static auto& all = *new PinnedBlocks;
+  return all;
+}
+
+/// Whether this is pinned memory of somebody else's, as DLPack and NumPy bring it. Its owner does
+/// not know of a copy that goes on.
+bool is_pinned_elsewhere(const void* memory) {
+  cudaPointerAttributes attributes = {};
+  if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  if (attributes.type != cudaMemoryTypeHost) return false;
+  const char* const address = static_cast<const char*>(memory);
+  PinnedBlocks& ours = pinned_blocks();
+  const std::lock_guard lock(ours.mutex);
+  const auto after = ours.bytes.upper_bound(address);
+  return after == ours.bytes.begin() ||
+         address >= std::prev(after)->first + std::prev(after)->second;
+}
+
 }  // namespace
 
 int device_count() { return devices().count; }
@@ -152,9 +182,15 @@ void* allocate_pinned(size_t bytes) {
   const DeviceGuard guard(device);
   void* block = nullptr;
   check(cudaHostAlloc(&block, bytes, cudaHostAllocPortable), "cudaHostAlloc", 0);
+  const std::lock_guard lock(pinned_blocks().mutex);
+  pinned_blocks().bytes[static_cast<char*>(block)] = bytes;
   return block;
 }
 void deallocate_pinned(void* block) {
+  {
+    const std::lock_guard lock(pinned_blocks().mutex);
+    pinned_blocks().bytes.erase(static_cast<char*>(block));
+  }
   cudaFreeHost(block);
   cudaGetLastError();
 }
@@ -213,6 +249,7 @@ double elapsed_ms(int device, EventHandle begin, EventHandle end) {
 
 void copy(int device, void* to, const void* from, size_t bytes, StreamHandle stream) {
   WEFT_CUDA(device, cudaMemcpyAsync, to, from, bytes, cudaMemcpyDefault, stream_of(stream));
+  if (is_pinned_elsewhere(from)) synchronize(device, stream);
 }
 void copy_peer(int to_device, void* to, int from_device, const void* from, size_t bytes,
                StreamHandle stream) {
