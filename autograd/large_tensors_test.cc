@@ -413,7 +413,8 @@ void Cases::add_reductions() {
   add("min", {2.1 + sums, 5.3}, [](const Tensor& x) { return ops::min(x, {1}); });
   add("var", {2.1 + 2 * sums, 4.3}, [](const Tensor& x) { return var(x, {1}); });
   add("std", {2.1 + 2 * sums, 4.3}, [](const Tensor& x) { return ops::std(x, {1}); });
-  add("norm", {4.1 + sums, 8.1}, [](const Tensor& x) { return norm(x, 2, {1}); },
+  // The squares' sums and their roots are in f64.
+  add("norm", {4.1 + per_row(20), 8.1}, [](const Tensor& x) { return norm(x, 2, {1}); },
       {.dtype = DType::f32});
   add("logsumexp", {6.1 + sums, 8.5}, [](const Tensor& x) { return logsumexp(x, {1}); });
   add("any", {1.1}, [](const Tensor& x) { return any(x, {1}); }, {.dtype = DType::u8});

@@ -229,6 +229,18 @@ TEST_CASE("narrow norms and sums of exponentials are summed in f32") {
   CHECK(equals.grad().to_vector()[kMany - 1] == Approx(1.0 / kMany).epsilon(1e-2));
 }
 
+TEST_CASE("norms and variances are there where sums of squares are beyond f32") {
+  Tensor x = Tensor::from(std::vector<float>{3e30F, -3e30F, 3e30F, -3e30F}, {4});
+  x.set_requires_grad(true);
+  const Tensor y = norm(x);
+  CHECK(y.dtype() == DType::f32);
+  CHECK(y.item() == Approx(6e30));
+  backward(y);
+  CHECK(x.grad().to_vector()[1] == Approx(-0.5));
+  const Tensor z = Tensor::from(std::vector<float>{1e19F, -1e19F, 1e19F, -1e19F}, {4});
+  CHECK(var(z, {0}, 0).item() == Approx(1e38));
+}
+
 TEST_CASE("gradients where a root has none are 0") {
   for (auto* f : {+[](const Tensor& x) { return norm(x, 2, {1}); },
                   +[](const Tensor& x) { return ops::std(x, {1}); }}) {

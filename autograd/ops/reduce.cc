@@ -218,13 +218,14 @@ Tensor std(const Tensor& x, const Shape& dims, double correction, bool keepdim) 
 
 namespace {
 
-/// The norm of order 2, in one pass over x. Its gradient where it is 0 is 0.
+/// The norm of order 2, in one pass over x, whose squares may be beyond f32. Its gradient where it
+/// is 0 is 0.
 Tensor length(const Tensor& x, const Shape& dims, bool keepdim) {
   const Axes axes(x, dims, "norm");
   Tensor y;
   {
     const NoGrad guard;
-    y = sqrt(compute(x, axes, Reduction::kSumSquares, x.dtype(), keepdim));
+    y = cast(sqrt(compute(x, axes, Reduction::kSumSquares, DType::f64, keepdim)), x.dtype());
   }
   return record("norm", {x}, y, {x, y}, [kept = axes.kept](const Backward& b) -> Tensors {
     const Tensor y = view(b.saved(1), kept), is_zero = eq(y, full_like(y, 0));

@@ -162,6 +162,21 @@ inline OpTable reduce_table() {
                                     .y = in.output({5, 1}, DType::f32),
                                     .reduction = Reduction::kVar};
                    }});
+  // Numbers whose squares are beyond f32, though what comes of them is not.
+  for (Shape to : {Shape{40, 1}, Shape{1, 65}}) {
+    for (const auto& [reduction, std, out] :
+         {std::tuple{Reduction::kVar, 1e19, DType::f32},
+          std::tuple{Reduction::kVar, 1e30, DType::f64},
+          std::tuple{Reduction::kSumSquares, 1e30, DType::f64}}) {
+      cases.push_back(
+          {fmt::format("{}_to_{}_of_{}", weft::kernels::name(reduction), to_string(to), std),
+           [=](Inputs& in) {
+             return Problem{.x = in.normal({40, 65}, DType::f32, std),
+                            .y = in.output(to, out),
+                            .reduction = reduction};
+           }});
+    }
+  }
   // Bias gradients of ViT-B/16 at batch 4 and of the compact model at batch 64; rows; everything.
   const auto timed = [&](Reduction reduction, Shape from, Shape to, DType dtype, DType out) {
     const double elements = static_cast<double>(numel(from));

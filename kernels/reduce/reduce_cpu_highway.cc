@@ -5,7 +5,8 @@
 // 1024 columns at a time, f32 accumulators for 16 rows, then added to f64 totals. Elements are
 // widened to f32 in L1 first; sums of bf16 widen them as they read. Either way long reductions are
 // cut into chunks that depend on the shape alone; chunks of one output are joined in order. The
-// variance takes a second pass about the mean, sums of squares one about 0. The limiter is memory.
+// variance takes a second pass about the mean, sums of squares one about 0. Squares beyond f32 are
+// left to reduce_cpu_elements, which takes them in f64. The limiter is memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/reduce/reduce_cpu_highway.cc"
 #include "core/simd/targets_inl.h"
@@ -21,6 +22,10 @@
 #include "kernels/reduce/reduce_layout.h"
 #include "kernels/simd/rows_inl.h"
 #include "kernels/simd/variant.h"
+
+namespace weft::kernels {
+void reduce_cpu_elements(const ReduceProblem& p);
+}
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -154,6 +159,10 @@ class Partials {
         return fill_from<kFold, Acc, bf16>(x, 1, centres);
     }
     fill_from<kFold, Acc, Acc>(x, stride, centres);
+  }
+  bool are_finite() const {
+    const double* const all = values_.data<double>();
+    return std::all_of(all, all + values_.numel(), [](double x) { return std::isfinite(x); });
   }
   /// The chunks of outputs [begin, begin + n) joined in order.
   template <Fold kFold>
@@ -297,6 +306,7 @@ template <Fold kFold, class Acc>
 void one_pass(const ReduceProblem& p, const ReduceLayout& layout) {
   Partials partials(layout);
   partials.fill<kFold, Acc>(p.x, nullptr);
+  if (kFold == Fold::kSquares && !partials.are_finite()) return reduce_cpu_elements(p);
   store_outputs(layout, p.y, [&](int64_t begin, int64_t n, double* values) HWY_ATTR {
     partials.join_chunks<kFold>(begin, n, values);
   });
@@ -317,6 +327,7 @@ void sum_or_variance(const ReduceProblem& p, const ReduceLayout& layout) {
   std::vector<double> mean(layout.outputs);
   means(0, layout.outputs, mean.data());
   partials.fill<Fold::kSquares, Acc>(p.x, mean.data());
+  if (!partials.are_finite()) return reduce_cpu_elements(p);
   store_outputs(layout, p.y, [&](int64_t begin, int64_t n, double* values) HWY_ATTR {
     partials.join_chunks<Fold::kSquares>(begin, n, values);
     for (int64_t j = 0; j < n; ++j) {
