@@ -232,6 +232,13 @@ Tensor from_dlpack(nb::handle object, const MaybeDevice& device, std::optional<b
   Tensor x;
   if (PyCapsule_CheckExact(object.ptr())) {
     x = import_capsule(object);
+    if (const Device on = x.device(); on.type == DeviceType::cuda) {
+      // Who made it was not told of our stream: behind CUDA's legacy default one, where others work
+      // unless they are told otherwise, and which ours does not wait for by itself.
+      Event made(on);
+      runtime::record(on.index, made.handle(), nullptr);
+      current_stream(on).wait(made);
+    }
   } else if (nb::isinstance<Tensor>(object)) {
     // On its own storage, so that each side's changes count for the other, too.
     x = detach(nb::cast<Tensor>(object));
