@@ -309,6 +309,7 @@ struct Steps : Callback {
   void on_train_batch_end(Trainer& trainer, TrainingModule&, const Tensor& loss, const Batch&,
                           int64_t) override {
     losses.push_back(loss.item());
+    kept.push_back(loss);
     if (!trainer.has_stepped()) return;
     norms.push_back(trainer.grad_norm());
     was_skipped.push_back(trainer.was_skipped());
@@ -317,6 +318,7 @@ struct Steps : Callback {
   Launches launches;
   int before = -1, captured = 0;
   std::vector<double> losses, norms;
+  std::vector<Tensor> kept;  // the losses themselves
   std::vector<int> launched;
   std::vector<bool> was_skipped;
 };
@@ -344,6 +346,10 @@ Fit fit_dropping(TrainerOptions options, bool is_broken = false,
   if (is_broken) x.data<float>()[3 * 12] = INFINITY;  // of the fourth batch
   data::TensorLoader train(data::tensor_dataset({x, ops::sum(x, {1}, true)}), {.batch_size = 4});
   trainer.fit(model, train);
+  for (size_t i = 0; i < steps->kept.size(); ++i) {
+    const double kept = steps->kept[i].item(), then = steps->losses[i];
+    CHECK((kept == then || (std::isnan(kept) && std::isnan(then))));
+  }
   return {weights_of(trainer, model),  steps->losses,   steps->norms,
           steps->was_skipped,          steps->launched, steps->captured,
           trainer.metric("train_loss")};

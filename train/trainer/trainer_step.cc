@@ -249,7 +249,10 @@ void Trainer::train_captured() {
         weight_ = weight_of(there[logged.pass]);
         log_value(logged.name, logged.value, logged.options);
       }
-      losses = captured_->losses();
+      // The next launch writes to these anew, which callbacks may keep.
+      for (const Tensor& loss : captured_->losses()) {
+        losses.push_back(loss.defined() ? ops::clone(loss) : loss);
+      }
       for (size_t i = 0; i < there.size(); ++i) {
         loss_ = losses[i];
         note_pass([this, batch = there[i], first] { run_passes({batch}, first); });
