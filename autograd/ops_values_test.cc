@@ -440,6 +440,14 @@ TEST_CASE("a graph of f16's gradients does not leave its range on the way") {
   }
 }
 
+TEST_CASE("softplus is x itself where beta x leaves the dtype's range") {
+  Tensor x = Tensor::full({2}, 10000, DType::f16).set_requires_grad(true);
+  const Tensor y = softplus(x, 10);
+  CHECK(y.to_vector() == x.to_vector());
+  backward(sum(y));
+  CHECK(x.grad().to_vector() == std::vector<double>{1, 1});
+}
+
 TEST_CASE("nll_loss of f16 counts labels and adds weights beyond its range") {
   constexpr int64_t kMany = 70000;
   Tensor x = Tensor::full({kMany, 2}, -0.5, DType::f16).set_requires_grad(true);

@@ -471,8 +471,8 @@ Tensor softplus(const Tensor& input, double beta, double threshold) {
   const Tensor x = autocast_f32(input), scaled = beta == 1 ? x : x * beta;
   const Tensor y = differentiable(U::kSoftplus, scaled);
   const Tensor curve = beta == 1 ? y : y / beta;
-  // Beyond 17 the two are the same number in f32.
-  if (threshold >= 17 && x.dtype() != DType::f64) return curve;
+  // Beyond 17 the two are the same number in f32, but where beta x leaves the dtype's range.
+  if (beta == 1 && threshold >= 17 && x.dtype() != DType::f64) return curve;
   return where(gt(scaled, scalar_like(scaled, threshold)), x, curve);
 }
 
