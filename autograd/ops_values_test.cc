@@ -448,6 +448,15 @@ TEST_CASE("softplus is x itself where beta x leaves the dtype's range") {
   CHECK(x.grad().to_vector() == std::vector<double>{1, 1});
 }
 
+TEST_CASE("smooth_l1_loss of f16 does not leave its range on the way") {
+  const Tensor x = Tensor::full({2}, 400, DType::f16).set_requires_grad(true);
+  const Tensor loss =
+      smooth_l1_loss(x, Tensor::full({2}, -400, DType::f16), LossReduction::kNone, 1000);
+  CHECK(loss.to_vector()[1] == Approx(320).epsilon(1e-3));
+  backward(sum(loss));
+  CHECK(x.grad().to_vector()[1] == Approx(0.8).epsilon(1e-3));
+}
+
 TEST_CASE("nll_loss of f16 counts labels and adds weights beyond its range") {
   constexpr int64_t kMany = 70000;
   Tensor x = Tensor::full({kMany, 2}, -0.5, DType::f16).set_requires_grad(true);

@@ -94,7 +94,8 @@ Tensor smooth_l1_loss(const Tensor& input, const Tensor& targets, LossReduction 
   const auto loss = [beta](const Tensors& t) {
     const Tensor difference = sub(t[0], t[1]), distance = abs(difference);
     if (beta == 0) return distance;
-    return where(lt(distance, number(distance, beta)), square(difference) * (0.5 / beta),
+    // Not the square first, which may leave f16's range.
+    return where(lt(distance, number(distance, beta)), mul(difference, difference * (0.5 / beta)),
                  distance - 0.5 * beta);
   };
   return reduced("smooth_l1_loss", fused(loss, {autocast_f32(input), autocast_f32(targets)}),
