@@ -457,6 +457,13 @@ TEST_CASE("smooth_l1_loss of f16 does not leave its range on the way") {
   CHECK(x.grad().to_vector()[1] == Approx(0.8).epsilon(1e-3));
 }
 
+TEST_CASE("rms_norm's own eps is f32's for 16 bits, too") {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const Tensor y = rms_norm(Tensor::full({1, 4}, 0.01, dtype));
+    CHECK(y.to_vector()[0] == Approx(1).epsilon(2 * unit_roundoff(dtype) + 1e-3));
+  }
+}
+
 TEST_CASE("nll_loss of f16 counts labels and adds weights beyond its range") {
   constexpr int64_t kMany = 70000;
   Tensor x = Tensor::full({kMany, 2}, -0.5, DType::f16).set_requires_grad(true);

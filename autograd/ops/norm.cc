@@ -178,7 +178,8 @@ Tensor rms_norm(const Tensor& input, const Tensor& weight, std::optional<double>
   check("rms_norm", input, weight, {});
   const Tensor x = autocast_f32(input);
   const Tensor wide = raw::widened(x);
-  const double least = eps.value_or(2 * unit_roundoff(x.dtype()));
+  // PyTorch's: that of the dtype of the arithmetic.
+  const double least = eps.value_or(2 * unit_roundoff(wide.dtype()));
   const Tensor y = cast(mul(wide, rsqrt(mean(square(wide), {-1}, true) + least)), x.dtype());
   return weight.defined() ? mul(y, weight) : y;
 }
