@@ -250,6 +250,14 @@ TEST_CASE("gradients where a root has none are 0") {
   }
 }
 
+TEST_CASE("atan2 has the gradient 0 where it has no angle") {
+  Tensor a = Tensor::from(std::vector<double>{0, 1}, {2}).set_requires_grad(true);
+  Tensor b = Tensor::from(std::vector<double>{0, 1}, {2}).set_requires_grad(true);
+  backward(sum(ops::atan2(a, b)));
+  CHECK(a.grad().to_vector() == std::vector<double>{0, 0.5});
+  CHECK(b.grad().to_vector() == std::vector<double>{0, -0.5});
+}
+
 TEST_CASE("norms whose slope at 0 is infinite have the gradient 0 there") {
   for (const auto& [p, norm_of, slope] : {std::tuple{0.5, 4.0, 1.0}, {-1.0, 0.0, 0.0}}) {
     Tensor x = Tensor::from(std::vector<double>{0, 4, 0}, {3}).set_requires_grad(true);
@@ -349,6 +357,7 @@ TEST_CASE("gradients in one pass over many elements are those of few") {
       {"clamp", [](const Tensor& x, const Tensor&) { return clamp(x, -2, 3); }},
       {"maximum", [](const Tensor& x, const Tensor& y) { return maximum(x, y); }},
       {"minimum", [](const Tensor& x, const Tensor& y) { return minimum(y, x); }},
+      {"atan2", [](const Tensor& x, const Tensor& y) { return ops::atan2(x, y); }},
       {"pow", [](const Tensor& x, const Tensor& y) { return ops::pow(x, y); }},
       {"exponent of pow", [](const Tensor& x, const Tensor& y) { return ops::pow(y, x); }}};
   for (DType dtype : {DType::f32, DType::bf16}) {

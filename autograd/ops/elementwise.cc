@@ -359,8 +359,9 @@ Tensor atan2(const Tensor& first, const Tensor& second) {
   const auto over_squares = [](const Backward& g, int factor) {
     return in_one_pass(g.dy(), [&] {
       const Tensor a = raw::widened(g.saved(0)), b = raw::widened(g.saved(1));
+      const Tensor zero = scalar_like(a, 0), is_origin = logical_and(eq(a, zero), eq(b, zero));
       const Tensor slope = mul(div(g.dy(), add(square(a), square(b))), factor == 0 ? a : b);
-      return cast(slope, g.dy().dtype());
+      return cast(where(is_origin, zero, slope), g.dy().dtype());
     });
   };
   return record_two(
