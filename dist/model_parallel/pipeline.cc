@@ -12,6 +12,7 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "core/scoped_value.h"
 #include "core/transfer.h"
 #include "dist/data_parallel/ddp.h"
 #include "dist/data_parallel/pass_watch.h"
@@ -171,8 +172,10 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       options_.stages->broadcast(y, stages() - 1).wait();
     }
     attempt->is_over = true;
-    // Gradients of parameters are added where they lie.
-    return record("pipeline", {anchor_like(y), x}, y, {},
+    // Gradients of parameters are added where they lie. grad() alone is given them.
+    Tensors inputs = {anchor_like(y), x};
+    inputs.insert(inputs.end(), all_parameters_.begin(), all_parameters_.end());
+    return record("pipeline", inputs, y, {},
                   [self = shared_from_this(), flights, counts, has_dx, shape = x.shape(),
                    dtype = x.dtype()](const Backward& b) -> Tensors {
                     b.require_no_graph();
@@ -190,20 +193,35 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
                                          [self] { self->sums_.restore(); });
                     }
                     for (const Flight& flight : *flights) self->await_gradient(flight);
+                    Tensors gradients(2 + self->all_parameters_.size());
+                    gradients[0] = Tensor::zeros({1}, b.dy().dtype(), b.dy().device());
+                    Asked asked;
+                    for (size_t i = 2; i < gradients.size() && in_grad(); ++i) {
+                      if (b.needs(static_cast<int>(i))) asked.places.push_back(i - 2);
+                    }
                     int64_t begin = 0;
                     Tensors parts;
                     for (size_t i = 0; i < flights->size(); ++i) {
                       const Tensor dy = ops::contiguous(ops::narrow(b.dy(), 0, begin, counts[i]));
                       begin += counts[i];
-                      const Tensor part = self->backward((*flights)[i], dy);
+                      const Tensor part = self->backward((*flights)[i], dy, &asked);
                       if (self->is_first()) parts.push_back(part);
                       (*flights)[i] = {};
                     }
                     flights->clear();
                     self->settle();
-                    const Tensor dx = has_dx ? self->on_all_stages(parts, shape, dtype) : Tensor();
+                    const NoGrad guard;
+                    if (has_dx) {
+                      const Tensor dx = self->is_first() ? ops::cat(parts, 0) : Tensor();
+                      gradients[1] = self->on_all_stages(dx, 0, shape, dtype);
+                    }
+                    for (const size_t place : asked.places) {
+                      const Tensor& p = self->all_parameters_[place];
+                      gradients[2 + place] = self->on_all_stages(
+                          asked.sums[place], self->stages_of_all_[place], p.shape(), p.dtype());
+                    }
                     attempt->is_over = true;
-                    return {Tensor::zeros({1}, b.dy().dtype(), b.dy().device()), dx};
+                    return gradients;
                   });
   }
 
@@ -257,6 +275,12 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     std::shared_ptr<Tensor> dx;  // of `in`, where anybody wants it; else null
   };
 
+  /// What grad() asks for of all_parameters_, by their places there.
+  struct Asked {
+    std::vector<size_t> places;
+    std::unordered_map<size_t, Tensor> sums;  // over the micro-batches, of this stage's
+  };
+
   void deal_out(const NamedTensors& state) {
     std::unordered_map<std::string, size_t> segment_of;
     std::unordered_map<const void*, size_t> tensors;
@@ -289,6 +313,8 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
                                       tensor.dtype()));
     };
     for (const auto& [name, parameter] : module_.named_parameters()) {
+      all_parameters_.push_back(parameter);
+      stages_of_all_.push_back(stage_of_.at(name));
       if (owns(name)) {
         parameters_.push_back(parameter);
         sums_.watch(parameter);
@@ -354,12 +380,29 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   }
 
   /// `dy` is the last stage's; the others get theirs from the next. Returns the gradient of the
-  /// stage's input, which went to the stage before; nothing where nobody wants it.
-  Tensor backward(const Flight& flight, const Tensor& last_dy) {
+  /// stage's input, which went to the stage before; nothing where nobody wants it. Within grad()
+  /// those of `asked` parameters that this stage has are added to its sums.
+  Tensor backward(const Flight& flight, const Tensor& last_dy, Asked* asked = nullptr) {
     const Tensor dy = is_last() ? last_dy : receive_gradient();
     if (flight.out.requires_grad() && in_grad()) {
-      // Like any node's: the input's gradient alone, and none of the parameters'.
-      if (flight.dx) *flight.dx = grad({flight.out}, {flight.in}, {dy}, {.allow_unused = true})[0];
+      Tensors inputs;
+      std::vector<size_t> mine;
+      // Their hooks are for what is handed to the pass around.
+      std::deque<ScopedValue<decltype(AutogradMeta::hooks)>> silent;
+      for (const size_t place : asked->places) {
+        if (stages_of_all_[place] != stage()) continue;
+        mine.push_back(place);
+        inputs.push_back(all_parameters_[place]);
+        silent.emplace_back(inputs.back().autograd()->hooks, decltype(AutogradMeta::hooks)());
+      }
+      if (flight.dx) inputs.push_back(flight.in);
+      const Tensors found = grad({flight.out}, inputs, {dy}, {.allow_unused = true});
+      if (flight.dx) *flight.dx = found.back();
+      const NoGrad guard;
+      for (size_t i = 0; i < mine.size(); ++i) {
+        Tensor& sum = asked->sums[mine[i]];
+        if (found[i].defined()) sum = sum.defined() ? sum + found[i] : found[i];
+      }
     } else if (flight.out.requires_grad()) {
       weft::backward(flight.out, dy);
     }
@@ -374,13 +417,17 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     return dx;
   }
 
-  /// The gradient of the model's input, whose parts the first stage has: what comes before the
-  /// model in a program's own graph, every stage computes.
-  Tensor on_all_stages(const Tensors& parts, const Shape& shape, DType dtype) {
-    const NoGrad guard;
-    const Tensor dx = is_first() ? ops::cat(parts, 0) : Tensor::empty(shape, dtype, device_);
-    options_.stages->broadcast(dx, 0).wait();
-    return dx;
+  /// A gradient that one stage has, or zeros where it has none: what comes before the model in a
+  /// program's own graph, and whatever it does with a parameter's, every stage computes.
+  Tensor on_all_stages(const Tensor& mine, int from, const Shape& shape, DType dtype) {
+    Tensor gradient;
+    if (stage() != from) {
+      gradient = Tensor::empty(shape, dtype, device_);
+    } else {
+      gradient = mine.defined() ? ops::clone(mine) : ops::full(shape, 0, dtype, device_);
+    }
+    options_.stages->broadcast(gradient, from).wait();
+    return gradient;
   }
 
   void send_on(const Tensor& y) {
@@ -497,6 +544,8 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   std::unordered_map<std::string, int> stage_of_;
   Device device_;                 // of the model on this rank
   Tensors parameters_, buffers_;  // of this stage
+  Tensors all_parameters_;        // of the model
+  std::vector<int> stages_of_all_;
   CommunicatorPtr forward_in_, forward_out_, backward_in_, backward_out_;
   SummedGradients sums_;  // over the data group
   std::vector<Work> sent_;

@@ -60,7 +60,8 @@ class Pipeline {
 
   /// The model's output on x, cut into micro-batches, on every stage. Every stage computes the same
   /// loss of it and calls backward(), which is GPipe's second half: backward() throws Error where
-  /// the schedule is k1F1B. Where x requires a gradient, on every stage, each gets it.
+  /// the schedule is k1F1B. Where x requires a gradient, on every stage, each gets it. grad() gives
+  /// every stage the gradients of parameters that all ask for, whichever stage has them.
   Tensor operator()(const Tensor& x);
   /// Copies the buffers of the data group's first rank to all of it.
   void broadcast_buffers();

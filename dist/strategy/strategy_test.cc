@@ -324,6 +324,37 @@ TEST_CASE("a plain loop through a pipeline has the gradients of one rank") {
   });
 }
 
+TEST_CASE("grad() through a pipeline gives every stage the gradients that it asks for") {
+  const OracleBatch batch = oracle_batch(0, 7, DType::f64);
+  // Of every second parameter and of the input, with a hook that has to run once.
+  const auto asked = [&](OracleTransformer& model, const std::function<Tensor(const Tensor&)>& f) {
+    const Tensor x = ops::clone(batch.x).set_requires_grad(true);
+    Tensors inputs = {x};
+    const Tensors parameters = model.parameters();
+    for (size_t i = 0; i < parameters.size(); i += 2) inputs.push_back(parameters[i]);
+    register_hook(inputs[1], [](const Tensor& gradient) { return gradient * 3.0; });
+    NamedTensors result;
+    const Tensor loss = ops::cross_entropy(f(x), batch.labels);
+    for (const Tensor& gradient : grad({loss}, inputs)) {
+      result.emplace_back(std::to_string(result.size()), gradient);
+    }
+    for (const Tensor& p : parameters) WEFT_CHECK(!p.grad().defined(), "grad() has set {}", p);
+    return result;
+  };
+  const auto whole = make_oracle<OracleTransformer>(DType::f64);
+  const NamedTensors expected = asked(*whole, [&](const Tensor& x) { return (*whole)(x); });
+  for (const bool recomputes : {false, true}) {
+    run_ranks(3, [&](Communicator& c) {
+      const auto model = make_oracle<OracleTransformer>(DType::f64);
+      model->checkpoints = recomputes;
+      Pipeline pipeline(*model, model->segments(),
+                        {.stages = {&c, [](Communicator*) {}}, .micro_batches = 3});
+      const double d = difference(asked(*model, pipeline), expected);
+      WEFT_CHECK(d < 1e-12, "stage {}: a gradient differs by {}", c.rank(), d);
+    });
+  }
+}
+
 TEST_CASE("dropout inside cut layers differs from rank to rank, behind them it is the same") {
   run_ranks(2, [](Communicator& c) {
     manual_seed(1);
