@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 
+#include "autograd/backward.h"
 #include "core/memory_account.h"
 #include "core/view.h"
 #include "dist/data_parallel/ddp.h"
@@ -45,13 +46,26 @@ void Fp8Gradients::wrap(nn::Module& module, const ModelStructure&) {
 }
 
 Tensor Fp8Gradients::forward(nn::Module& module, const Tensor& x) {
-  prepare();
-  return module.unrouted(x);
+  return call(module, [&] { return Tensors{module.unrouted(x)}; })[0];
 }
 
 Tensors Fp8Gradients::call(nn::Module&, const std::function<Tensors()>& function) {
   prepare();
-  return function();
+  Tensors outputs = function();
+  const auto is_trained = [](const Tensor& p) { return p.requires_grad(); };
+  const bool trains =
+      std::ranges::any_of(matrices_, is_trained) || std::ranges::any_of(others_, is_trained);
+  if (!world_ || !trains) return outputs;
+  // So that a rank none of whose parameters a loss reaches still comes to the reduction.
+  for (const Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad() || !grad_enabled()) continue;
+    register_hook(output, [self = std::weak_ptr<Fp8Gradients*>(alive_)](const Tensor&) {
+      const auto alive = self.lock();
+      if (alive && !in_grad()) (*alive)->begin();
+      return Tensor();
+    });
+  }
+  return outputs;
 }
 
 std::shared_ptr<void> Fp8Gradients::no_sync() {
@@ -100,6 +114,10 @@ void Fp8Gradients::prepare() {
 
 void Fp8Gradients::on_ready(bool is_matrix, size_t i) {
   if (is_matrix) compress(matrices_[i]);
+  begin();
+}
+
+void Fp8Gradients::begin() {
   WEFT_CHECK(data_size() == 1 || watch_.is_under_way() || !sums_.any(),
              "fp8 gradients: a backward pass on top of gradients that are summed over the ranks "
              "already; call zero_grad() before it, or run all passes of a step but the last under "

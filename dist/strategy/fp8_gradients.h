@@ -75,6 +75,7 @@ class Fp8Gradients : public Strategy {
   void prepare();
   void recover() { watch_.recover("fp8 gradients", {world_.get()}); }
   void on_ready(bool is_matrix, size_t i);
+  void begin();
   void compress(const Tensor& parameter);
   void reduce();
   std::vector<int> shared_exponents() const;

@@ -146,3 +146,27 @@ TEST_CASE("gradients in fp8 know failed passes, overlapping tokens and frozen pa
     });
   }
 }
+
+TEST_CASE("gradients in fp8 are summed with a rank none of whose parameters a loss reaches") {
+  struct Gated : Mlp {
+    Tensor forward(const Tensor& x) override { return is_open ? Mlp::forward(x) : x * 2.0; }
+    bool is_open = true;
+  };
+  run_ranks(2,
+            [](Communicator& c) {
+              manual_seed(5);
+              Gated gated;
+              Fp8Gradients strategy({&c, [](Communicator*) {}});
+              strategy.wrap(gated, {});
+              gated.is_open = c.rank() == 0;
+              const Tensor x = Tensor::full({6, 20}, 1).set_requires_grad(true);
+              for (int pass = 0; pass < 2; ++pass) {
+                backward(ops::sum(strategy.forward(gated, x)));
+                const Tensor bias = gated.fc2.bias.grad();
+                WEFT_CHECK(bias.defined() && bias.to_vector()[0] == 6,
+                           "rank {}: the last bias has the gradient {}", c.rank(), bias);
+                gated.zero_grad();
+              }
+            },
+            {.host = {.timeout_seconds = 5}});
+}
