@@ -309,6 +309,7 @@ void TensorParallel::deal_out(const TokenRegion& region) {
                  name);
       // Those behind row-parallel layers are summed there, and those that parts share once.
       if (cut_of(known->second) || !summed_.insert(parameter.id()).second) continue;
+      hooked_.push_back(parameter);
       // Of a frozen one, too, which may be trained later: register_hook() takes none.
       parameter.make_autograd().hooks.push_back(
           [group = group_](const Tensor& gradient) { return summed(gradient, *group); });
@@ -326,6 +327,32 @@ void TensorParallel::deal_out(const TokenRegion& region) {
         switch_streams(*group);
         return join_sequence(y, -2, group, sequence->length());
       });
+}
+
+void TensorParallel::check_outside(const Tensors& results) const {
+  if (hooked_.empty() || group_->size() == 1) return;
+  std::vector<std::pair<Edge, bool>> ahead;  // and whether tokens are dealt out there
+  for (const Tensor& result : results) {
+    if (result.defined() && result.requires_grad()) ahead.emplace_back(edge_of(result), false);
+  }
+  std::unordered_set<const Node*> seen;
+  while (!ahead.empty()) {
+    auto [edge, is_inside] = ahead.back();
+    ahead.pop_back();
+    if (edge.leaf && !is_inside) {
+      for (const Tensor& p : hooked_) {
+        WEFT_CHECK(p.autograd() != edge.leaf.get(),
+                   "sequence parallelism: {} is used outside of the dealt-out tokens, too, where "
+                   "every rank has the same gradient of it; expected all of it on dealt-out "
+                   "tokens, since it is summed over the ranks",
+                   name_of(p));
+      }
+    }
+    if (!edge.node || !seen.insert(edge.node.get()).second) continue;
+    const std::string& op = edge.node->name;
+    if (op == "join_sequence" || op == "scatter_sequence") is_inside = op == "join_sequence";
+    for (const Edge& input : edge.node->inputs) ahead.emplace_back(input, is_inside);
+  }
 }
 
 }  // namespace weft::dist

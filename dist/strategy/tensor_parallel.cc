@@ -61,12 +61,16 @@ class TensorParallelStrategy : public Strategy {
   bool cuts_parameters() const override { return tensor_->size() > 1 || inner_->cuts_parameters(); }
   Tensor forward(nn::Module& module, const Tensor& x) override {
     const KeepsStream guard;
-    return inner_->forward(module, x);
+    const Tensor y = inner_->forward(module, x);
+    cuts_->check_outside({y});
+    return y;
   }
   bool calls_functions() const override { return inner_->calls_functions(); }
   Tensors call(nn::Module& module, const std::function<Tensors()>& function) override {
     const KeepsStream guard;
-    return inner_->call(module, function);
+    Tensors results = inner_->call(module, function);
+    cuts_->check_outside(results);
+    return results;
   }
   Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
                        const ops::CrossEntropyOptions& options) override {

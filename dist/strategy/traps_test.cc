@@ -361,7 +361,13 @@ TEST_CASE("trap: with sequence parallelism layer norm's gradients need a sum ove
     std::vector<nn::Module*> between;
     for (const int i : region.between) between.push_back(&net[i]);
     parallel.deal_out({.begin = &net[region.begin], .end = &net[region.end], .between = between});
-    backward(loss(net(x)));
+    const Tensor y = net(x);
+    parallel.check_outside({y});
+    for (const Tensor& other : {norm(y), net(norm(x))}) {
+      if (region.between.empty()) break;  // there it deals out or puts together, wherever called
+      expect_error([&] { parallel.check_outside({other}); }, "is used outside of the dealt-out");
+    }
+    backward(loss(y));
     const double d = difference({{"weight", norm.weight.grad()}, {"bias", norm.bias.grad()}},
                                 {{"weight", whole.weight.grad()}, {"bias", whole.bias.grad()}});
     WEFT_CHECK(d < 1e-13, "the gradients differ by {}", d);
