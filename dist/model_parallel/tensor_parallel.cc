@@ -202,6 +202,14 @@ TensorParallel::TensorParallel(nn::Module& module, CommunicatorPtr group)
   for (const auto& [name, tensor] : module.state_dict()) group_->broadcast(tensor).wait();
   parameters_ = std::make_shared<NamedTensors>(module.named_parameters());
   for (const auto& [name, tensor] : *parameters_) names_[tensor.id()] = name;
+  std::unordered_map<const void*, const nn::Module*> owners;  // by where a tensor's elements lie
+  for (const auto& [path, part] : module.named_modules()) {
+    for (const auto& [name, tensor] : part->unrouted_state()) {
+      if (name.find('.') != std::string::npos || tensor.numel() == 0) continue;
+      const auto [owner, is_new] = owners.try_emplace(tensor.raw(), part);
+      if (owner->second != part) tied_[tensor.raw()] = path.empty() ? name : path + "." + name;
+    }
+  }
 }
 
 const Cut* TensorParallel::cut_of(const std::string& name) const {
@@ -214,6 +222,12 @@ void TensorParallel::cut_parameters(const Cuts& cuts) {
     const auto name = names_.find(parameter.id());
     WEFT_CHECK(name != names_.end(), "tensor parallelism: {} is no parameter of the model",
                parameter);
+    const auto tied = tied_.find(parameter.raw());
+    WEFT_CHECK(tied == tied_.end(),
+               "tensor parallelism: \"{}\" is tied to \"{}\", which is used as a whole; expected "
+               "layers with tensors of their own: a head that is tied to an embedding stays whole "
+               "with it",
+               name->second, tied->second);
     WEFT_CHECK(cuts_.try_emplace(name->second, cut).second,
                "tensor parallelism: \"{}\" was cut already", name->second);
     const MemoryScope scope(MemoryKind::kParameters);

@@ -71,7 +71,8 @@ class TensorParallel {
   void cut(const nn::ParallelLinears& layers);
   void cut(nn::Linear& first, nn::Linear& second) { cut({.columns = {&first}, .rows = &second}); }
   /// By classes, in parts that differ by one at most. While it trains the head returns this rank's
-  /// logits, for parallel_cross_entropy; otherwise all. Throws Error for more ranks than classes.
+  /// logits, for parallel_cross_entropy; otherwise all. Throws Error for more ranks than classes,
+  /// and, as all cuts do, for tensors that another module has, too.
   void cut_head(nn::Linear& head);
   /// Sequence parallelism between the region's ends: to be called behind the cuts.
   void deal_out(const TokenRegion& region);
@@ -93,6 +94,7 @@ class TensorParallel {
   const std::string model_;                         // its class
   std::shared_ptr<const NamedTensors> parameters_;  // the model's
   std::unordered_map<const void*, std::string> names_;
+  std::unordered_map<const void*, std::string> tied_;  // another module's name for its elements
   std::unordered_map<std::string, Cut> cuts_;
   // Whose gradients on dealt-out tokens are summed over the ranks, by their layers or by a hook.
   std::unordered_set<const void*> summed_;

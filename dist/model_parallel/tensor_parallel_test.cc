@@ -711,6 +711,20 @@ TEST_CASE("heads and labels that cannot be are refused") {
         TensorParallel(net, group).cut_head(head);
       },
       "2 ranks for 1 classes");
+  struct Tied : nn::Module {
+    Tied() : head(add<nn::Linear>("head", 3, 4)), table(add<Table>("table", head.weight)) {}
+    struct Table : nn::Module {
+      explicit Table(const Tensor& weight) { parameter("weight", weight); }
+    };
+    nn::Linear& head;
+    Table& table;
+  };
+  fails(
+      [](const CommunicatorPtr& group) {
+        Tied net;
+        TensorParallel(net, group).cut_head(net.head);
+      },
+      "\"head.weight\" is tied to \"table.weight\"");
   fails(
       [](const CommunicatorPtr& group) {
         nn::Linear net(2, 2);
