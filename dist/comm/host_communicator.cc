@@ -22,14 +22,23 @@ bool is_point_to_point(const Operation& operation) {
 
 class HostCommunicator : public Communicator {
  public:
-  /// world_ranks: of a group, its ranks as the world counts them.
+  /// What was made from a communicator, and from these.
+  struct Groups {
+    std::mutex mutex;
+    std::vector<std::weak_ptr<HostCommunicator>> all;
+  };
+  using Lists = std::vector<std::shared_ptr<Groups>>;
+
+  /// world_ranks: of a group, its ranks as the world counts them; above: the lists that it is in.
   HostCommunicator(std::string name, std::unique_ptr<Transport> transport,
                    const HostOptions& options, std::shared_ptr<FlightRecorder> recorder,
-                   std::vector<int> world_ranks = {})
+                   std::vector<int> world_ranks = {}, Lists above = {})
       : Communicator(std::move(name), transport->rank(), transport->size(), std::move(recorder)),
         options_(options),
         world_ranks_(std::move(world_ranks)),
-        transport_(std::move(transport)) {
+        transport_(std::move(transport)),
+        lists_(std::move(above)) {
+    lists_.push_back(std::make_shared<Groups>());
     if (options_.world_rank < 0) options_.world_rank = rank();
     thread_ = std::thread([this] { serve(); });
   }
@@ -56,11 +65,26 @@ class HostCommunicator : public Communicator {
                fmt::join(ranks, ", "));
     std::vector<int> world_ranks;
     for (int r : ranks) world_ranks.push_back(world_ranks_.empty() ? r : world_ranks_[r]);
-    return std::make_shared<HostCommunicator>(name, transport_->group(ranks), options_,
-                                              shared_recorder(), std::move(world_ranks));
+    const auto made =
+        std::make_shared<HostCommunicator>(name, transport_->group(ranks), options_,
+                                           shared_recorder(), std::move(world_ranks), lists_);
+    for (const auto& list : lists_) {
+      const std::lock_guard lock(list->mutex);
+      std::erase_if(list->all, [](const auto& group) { return group.expired(); });
+      list->all.push_back(made);
+    }
+    return made;
   }
 
-  void leave(const std::string& reason) override { transport_->leave(reason); }
+  void leave(const std::string& reason) override {
+    transport_->leave(reason);
+    std::unique_lock lock(lists_.back()->mutex);
+    const auto groups = lists_.back()->all;
+    lock.unlock();
+    for (const auto& group : groups) {
+      if (const auto alive = group.lock()) alive->transport_->leave(reason);
+    }
+  }
 
   Traffic traffic() const override { return transport_->traffic(); }
   Traffic family_traffic() const override { return transport_->family_traffic(); }
@@ -356,6 +380,7 @@ class HostCommunicator : public Communicator {
   HostOptions options_;
   const std::vector<int> world_ranks_;  // empty: the world's own
   const std::unique_ptr<Transport> transport_;
+  Lists lists_;  // its own behind those of what it was made from
   Transport::Clock::time_point deadline_;
   // Of the operation at hand.
   uint16_t label_ = 0;

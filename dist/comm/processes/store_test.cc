@@ -306,6 +306,22 @@ TEST_CASE("over TCP a group that is made after a rank has left does not wait for
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
 }
 
+TEST_CASE("over TCP a rank that leaves has left the groups that there are, and theirs") {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto errors = over_tcp(3, {.timeout_seconds = 20}, [](Communicator& c) {
+    const CommunicatorPtr group = c.group({0, 1, 2}, "outer")->group({2, 1, 0}, "inner");
+    group->barrier().wait();
+    if (c.rank() == 1) {
+      c.leave("no memory");
+      // It stays, lest its connections close by themselves.
+      return std::this_thread::sleep_for(std::chrono::seconds(1));
+    }
+    group->recv(Tensor::zeros({4}), 1).wait();
+  });
+  for (const int r : {0, 2}) CHECK_THAT(errors[r], Contains("rank 1 gave up (no memory)"));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+}
+
 TEST_CASE("processes with torchrun's variables join, through either store") {
   const CommandOutcome tcp =
       run_joined_ranks(3, "a joined rank conforms",
