@@ -383,6 +383,18 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   /// stage's input, which went to the stage before; nothing where nobody wants it. Within grad()
   /// those of `asked` parameters that this stage has are added to its sums.
   Tensor backward(const Flight& flight, const Tensor& last_dy, Asked* asked = nullptr) {
+    try {
+      return run_backward(flight, last_dy, asked);
+    } catch (const std::exception& error) {
+      // The neighbours would wait for this stage until their deadline.
+      for (const CommunicatorPtr& group :
+           {forward_in_, forward_out_, backward_in_, backward_out_}) {
+        if (group) group->leave(error.what());
+      }
+      throw;
+    }
+  }
+  Tensor run_backward(const Flight& flight, const Tensor& last_dy, Asked* asked) {
     const Tensor dy = is_last() ? last_dy : receive_gradient();
     if (flight.out.requires_grad() && in_grad()) {
       Tensors inputs;

@@ -55,7 +55,8 @@ class Pipeline {
   int64_t peak_in_flight() const;
 
   /// Forward and backward of a step's micro-batches; losses are asked of the last stage alone. What
-  /// a micro-batch that throws on every rank has left between the stages does not reach the next.
+  /// a micro-batch that throws on every rank has left between the stages does not reach the next. A
+  /// stage that fails in its backward ends the others': they throw at once, with its reason.
   void run(const MicroBatches& batches);
 
   /// The model's output on x, cut into micro-batches, on every stage. Every stage computes the same

@@ -1,6 +1,7 @@
 // What sharded training gets wrong first: a test for each, named after it. Those beside the unit
 // that they concern are listed, with these, in docs/sharding.md.
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <optional>
@@ -636,6 +637,36 @@ TEST_CASE("trap: a backward pass that fails on one rank alone is an error of all
                         },
                         hasty),
                     Error);
+  }
+}
+
+TEST_CASE("a stage that fails in its backward ends the others', with its reason") {
+  // A middle one, the last, and all.
+  for (const std::vector<size_t>& blocks :
+       {std::vector<size_t>{1}, std::vector<size_t>{2}, std::vector<size_t>{0, 1, 2}}) {
+    for (const bool is_plain : {false, true}) {
+      const auto begin = std::chrono::steady_clock::now();
+      std::vector<std::string> errors(4);
+      const auto body = [&](Communicator& c) {
+        OnRank r({.name = "pipeline", .micro_batches = 4}, borrowed(c), false);
+        for (const size_t i : blocks) fail_at(r.model->blocks[i]->fc1.weight);
+        const auto at = [&](int64_t i) {
+          const OracleShare mine = r.share(static_cast<int>(i));
+          return MicroBatch{mine.batch.x, [mine](const Tensor& logits) {
+                              return ops::cross_entropy(logits, mine.batch.labels);
+                            }};
+        };
+        try {
+          is_plain ? backward(r.loss(0)) : r.strategy->run(*r.model, {.count = 4, .at = at});
+        } catch (const Error& error) {
+          errors[c.rank()] = error.what();
+        }
+      };
+      run_ranks(4, body, {.host = {.timeout_seconds = 30}});
+      INFO(blocks.size() << " blocks, the first " << blocks[0]);
+      CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(15));
+      CHECK(errors[0].find("no memory") != std::string::npos);
+    }
   }
 }
 
