@@ -323,7 +323,7 @@ void TensorParallel::deal_out(const TokenRegion& region) {
                  name);
       // Those behind row-parallel layers are summed there, and those that parts share once.
       if (cut_of(known->second) || !summed_.insert(parameter.id()).second) continue;
-      hooked_.push_back(parameter);
+      hooked_.insert(parameter.id());
       // Of a frozen one, too, which may be trained later: register_hook() takes none.
       parameter.make_autograd().hooks.push_back(
           [group = group_](const Tensor& gradient) { return summed(gradient, *group); });
@@ -353,14 +353,21 @@ void TensorParallel::check_outside(const Tensors& results) const {
   while (!ahead.empty()) {
     auto [edge, is_inside] = ahead.back();
     ahead.pop_back();
-    if (edge.leaf && !is_inside) {
-      for (const Tensor& p : hooked_) {
-        WEFT_CHECK(p.autograd() != edge.leaf.get(),
-                   "sequence parallelism: {} is used outside of the dealt-out tokens, too, where "
-                   "every rank has the same gradient of it; expected all of it on dealt-out "
-                   "tokens, since it is summed over the ranks",
-                   name_of(p));
-      }
+    const auto used = std::ranges::find_if(*parameters_, [&](const auto& entry) {
+      return edge.leaf && entry.second.autograd() == edge.leaf.get();
+    });
+    if (used != parameters_->end()) {
+      const void* const id = used->second.id();
+      WEFT_CHECK(is_inside || !hooked_.contains(id),
+                 "sequence parallelism: \"{}\" is used outside of the dealt-out tokens, too, where "
+                 "every rank has the same gradient of it; expected all of it on dealt-out tokens, "
+                 "since it is summed over the ranks",
+                 used->first);
+      WEFT_CHECK(!is_inside || summed_.contains(id) || cut_of(used->first),
+                 "sequence parallelism: \"{}\" is used on dealt-out tokens, where each rank has "
+                 "another gradient of it; expected it in one of the modules that the model's "
+                 "structure names there, whose parameters' gradients are summed",
+                 used->first);
     }
     if (!edge.node || !seen.insert(edge.node.get()).second) continue;
     const std::string& op = edge.node->name;

@@ -77,7 +77,7 @@ class TensorParallel {
   /// Sequence parallelism between the region's ends: to be called behind the cuts.
   void deal_out(const TokenRegion& region);
   /// Of what the model has returned: throws Error, naming it, where a parameter of the region was
-  /// used outside of it, too. What recomputed activations use is not seen.
+  /// used outside of it, too, or another inside. What recomputed activations use is not seen.
   void check_outside(const Tensors& results) const;
 
   /// How a parameter was cut, by its name in the model; null: it is whole on every rank.
@@ -98,7 +98,7 @@ class TensorParallel {
   std::unordered_map<std::string, Cut> cuts_;
   // Whose gradients on dealt-out tokens are summed over the ranks, by their layers or by a hook.
   std::unordered_set<const void*> summed_;
-  Tensors hooked_;  // of these, by a hook
+  std::unordered_set<const void*> hooked_;  // of these, by a hook
 };
 
 }  // namespace weft::dist

@@ -380,6 +380,22 @@ TEST_CASE("trap: with sequence parallelism layer norm's gradients need a sum ove
   }
 }
 
+TEST_CASE("a parameter of no part that works on dealt-out tokens is refused there") {
+  run_ranks(2, [](Communicator& c) {
+    nn::Sequential net;
+    net.append<nn::Identity>();
+    net.append<nn::LayerNorm>(6);
+    net.append<nn::Identity>();
+    const Tensor shift = net.append<nn::Linear>(6, 6).bias;
+    TensorParallel parallel(net, borrowed(c));
+    parallel.deal_out({.begin = &net[0], .end = &net[2], .between = {&net[1]}});
+    const Tensor x = Tensor::full({2, 4, 6}, 1);
+    parallel.check_outside({net[2](net[1](net[0](x + shift))) + shift});
+    const Tensor y = net[2](net[1](net[0](x)) + shift);
+    expect_error([&] { parallel.check_outside({y}); }, "\"3.bias\" is used on dealt-out tokens");
+  });
+}
+
 TEST_CASE("trap: two communicators issued in different orders deadlock") {
   // Each has a thread of its own, so here they do not.
   run_ranks(2, [](Communicator& c) {
