@@ -1,5 +1,7 @@
 #include "dist/model_parallel/parallel_head.h"
 
+#include <cmath>
+
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "dist/model_parallel/rank_parts.h"
@@ -30,9 +32,16 @@ Tensor counted_rows(const Tensor& labels, int64_t classes, DType dtype, int64_t 
                  i, classes);
     }
   }
-  const Tensor ignored =
-      ops::full({}, static_cast<double>(ignore_index), DType::i64, labels.device());
-  return ops::reshape(ops::cast(ops::ne(wide, ignored), dtype), {rows, 1});
+  // On a GPU nobody has looked at the labels: one that is no class is NaN, as in
+  // ops::cross_entropy.
+  const auto number = [&](int64_t n) {
+    return ops::full({}, static_cast<double>(n), DType::i64, labels.device());
+  };
+  const Tensor is_no_class =
+      ops::logical_or(ops::lt(wide, number(0)), ops::le(number(classes), wide));
+  const Tensor counts =
+      ops::masked_fill(ops::ones({rows}, dtype, labels.device()), is_no_class, NAN);
+  return ops::reshape(ops::masked_fill(counts, ops::eq(wide, number(ignore_index)), 0), {rows, 1});
 }
 
 }  // namespace
