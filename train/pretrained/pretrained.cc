@@ -20,10 +20,14 @@ using json = nlohmann::json;
 
 constexpr const char *kNamesKey = "source", *kEpsKey = "layer_norm_eps",
                      *kHeadsKey = "attention_heads", *kMeanKey = "image_mean",
-                     *kStdKey = "image_std", *kDropoutKey = "dropout";
+                     *kStdKey = "image_std", *kFitKey = "image_fit", *kResizeKey = "image_resize",
+                     *kFilterKey = "image_filter", *kDropoutKey = "dropout";
+constexpr const char *kStretch = "stretch", *kShorterSide = "shorter-side", *kBilinear = "bilinear",
+                     *kBicubic = "bicubic";
 constexpr const char* kPositions = "encoder.pos_embedding";
 constexpr const char* kLayer = "encoder.layers.encoder_layer_";
 constexpr int64_t kUsualDepth = 64;  // of an attention head
+constexpr int kLargestResize = 1 << 16;
 
 const Tensor* find(const NamedTensors& state, const std::string& name) {
   const auto place = std::ranges::find(state, name, &NamedTensors::value_type::first);
@@ -129,10 +133,10 @@ void apply_hugging_face_files(Pretrained& p, const io::Path& directory) {
   const json images = read_json(place);
   get(images, place, "image_mean", p.preprocess.normalization.mean);
   get(images, place, "image_std", p.preprocess.normalization.std);
-  constexpr int kBicubic = 3;  // PIL's number
+  constexpr int kPilsBicubic = 3;
   int filter = 0;
   get(images, place, "resample", filter);
-  if (filter == kBicubic) p.preprocess.filter = data::Filter::kBicubic;
+  if (filter == kPilsBicubic) p.preprocess.filter = data::Filter::kBicubic;
   check_source(p, place);
 }
 
@@ -172,7 +176,8 @@ VitNames source_names(const Pretrained& p) {
 void apply_metadata(Pretrained& p) {
   const std::string place = p.file.path.string() + ": metadata";
   json settings = json::object();
-  for (const char* key : {kEpsKey, kHeadsKey, kDropoutKey, kMeanKey, kStdKey}) {
+  for (const char* key :
+       {kEpsKey, kHeadsKey, kDropoutKey, kMeanKey, kStdKey, kFitKey, kResizeKey, kFilterKey}) {
     const auto found = p.file.metadata.find(key);
     if (found == p.file.metadata.end()) continue;
     settings[key] = io::parse_foreign_json(found->second, place + ": " + io::quote(key));
@@ -182,6 +187,23 @@ void apply_metadata(Pretrained& p) {
   if (p.dropout) get(settings, place, kDropoutKey, *p.dropout);
   get(settings, place, kMeanKey, p.preprocess.normalization.mean);
   get(settings, place, kStdKey, p.preprocess.normalization.std);
+  data::Preprocess& pre = p.preprocess;
+  get(settings, place, kResizeKey, pre.resize);
+  WEFT_CHECK(pre.resize == 0 || (pre.resize >= pre.size && pre.resize <= kLargestResize),
+             "{}: {} {}, expected 0 or {} to {}", place, kResizeKey, pre.resize, pre.size,
+             kLargestResize);
+  const auto is_first = [&](const char* key, bool value, const char* first, const char* second) {
+    std::string text = value ? first : second;
+    get(settings, place, key, text);
+    WEFT_CHECK(text == first || text == second, "{}: {} {}, expected \"{}\" or \"{}\"", place, key,
+               io::quote(text), first, second);
+    return text == first;
+  };
+  const bool stretches = is_first(kFitKey, pre.fit == data::Fit::kStretch, kStretch, kShorterSide);
+  pre.fit = stretches ? data::Fit::kStretch : data::Fit::kShorterSide;
+  const bool is_bilinear =
+      is_first(kFilterKey, pre.filter == data::Filter::kBilinear, kBilinear, kBicubic);
+  pre.filter = is_bilinear ? data::Filter::kBilinear : data::Filter::kBicubic;
   check_source(p, place);
 }
 
@@ -276,8 +298,12 @@ io::Metadata source_metadata(const Pretrained& p) {
   if (p.dropout) metadata[kDropoutKey] = json(*p.dropout).dump();
   if (!p.names) return metadata;
   metadata[kNamesKey] = name(source_names(p));
-  metadata[kMeanKey] = json(p.preprocess.normalization.mean).dump();
-  metadata[kStdKey] = json(p.preprocess.normalization.std).dump();
+  const data::Preprocess& pre = p.preprocess;
+  metadata[kMeanKey] = json(pre.normalization.mean).dump();
+  metadata[kStdKey] = json(pre.normalization.std).dump();
+  metadata[kResizeKey] = json(pre.resize).dump();
+  metadata[kFitKey] = json(pre.fit == data::Fit::kStretch ? kStretch : kShorterSide).dump();
+  metadata[kFilterKey] = json(pre.filter == data::Filter::kBilinear ? kBilinear : kBicubic).dump();
   return metadata;
 }
 

@@ -520,7 +520,22 @@ TEST_CASE("the metadata of a converted file keeps what the source decided") {
   CHECK(again.heads == 2);
   CHECK(again.preprocess.normalization == face.preprocess.normalization);
   CHECK(again.preprocess.fit == data::Fit::kStretch);
+  // What files beside the weights said is with the converted one alone.
+  Pretrained timm = read_pretrained(kData / "timm.safetensors");
+  timm.preprocess.resize = 17;
+  timm.preprocess.filter = data::Filter::kBilinear;
+  timm.preprocess.fit = data::Fit::kStretch;
+  io::write_safetensors(path, timm.state, source_metadata(timm));
+  CHECK(read_pretrained(path).preprocess.resize == 17);
+  CHECK(read_pretrained(path).preprocess.filter == data::Filter::kBilinear);
+  CHECK(read_pretrained(path).preprocess.fit == data::Fit::kStretch);
   CHECK(source_metadata(read_pretrained(kData / "dtypes.pth")).empty());
+  for (const auto& [key, value, message] :
+       {std::tuple("image_resize", "3", "image_resize 3, expected 0 or 12 to 65536"),
+        {"image_filter", "\"box\"", R"(image_filter "box", expected "bilinear" or "bicubic")"}}) {
+    io::write_safetensors(path, face.state, {{key, value}});
+    CHECK_THROWS_WITH(read_pretrained(path), Contains(message));
+  }
   io::write_safetensors(path, face.state, {{"layer_norm_eps", "no number"}});
   CHECK_THROWS_WITH(read_pretrained(path),
                     Contains("metadata: \"layer_norm_eps\" is damaged: parse error"));
