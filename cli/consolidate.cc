@@ -11,7 +11,9 @@
 #include "io/quote.h"
 #include "io/safetensors_index.h"
 #include "io/sharded_safetensors.h"
+#include "nn/meta.h"
 #include "train/checkpoint.h"
+#include "train/trained_model.h"
 
 namespace weft::cli {
 namespace {
@@ -97,6 +99,10 @@ Source of_checkpoint(const io::Path& path, const std::string& state) {
   for (const auto& [key, ours] :
        {std::pair("layer_norm_eps", "eps"), {"attention_heads", "heads"}, {"dropout", "dropout"}}) {
     if (gpt2.contains(ours)) source.metadata[key] = gpt2.at(ours).dump();
+  }
+  if (checkpoint.state.contains("preprocess")) {  // of images
+    const nn::MetaScope meta;
+    source.metadata.merge(train::weights_metadata(train::restore_model(checkpoint, step, false)));
   }
   return source;
 }

@@ -68,6 +68,17 @@ nlohmann::json describe(const TrainedModel& m) {
             {"std", p.normalization.std}}}};
 }
 
+io::Metadata weights_metadata(const TrainedModel& m) {
+  Pretrained says;
+  says.layer_norm_eps = m.config.layer_norm_eps;
+  if (const auto* vit = dynamic_cast<const models::VisionTransformer*>(m.model.get())) {
+    says.names = VitNames::kTorchvision;
+    says.heads = vit->config.encoder.heads;
+    says.preprocess = m.preprocess;
+  }
+  return source_metadata(says);
+}
+
 namespace {
 
 /// Whether a key's value is the first of two.

@@ -40,6 +40,8 @@ void adapt_to(TrainedModel& model, const data::Dataset& dataset);
 
 /// What load_trained_model reads of a checkpoint's state.
 nlohmann::json describe(const TrainedModel& model);
+/// What a file of its weights alone says of it, so that read_pretrained knows it again.
+io::Metadata weights_metadata(const TrainedModel& model);
 /// The model of a run's directory or of one of its checkpoints. Throws Error naming the file, the
 /// key or the tensor that is wrong. With a placement the weights come and go (nn/dispatch.h).
 TrainedModel load_trained_model(const io::Path& path, const nn::Placement* placement = nullptr);

@@ -327,6 +327,15 @@ TEST_CASE("fine-tuning starts from the weights, freezes what it is told, and res
   // The checkpoint normalises as the source does, and predict finds that again.
   const std::string image = folder + "/red/000.png";
   CHECK(run_weft("predict --checkpoint " + scratch("fine_a") + " " + image).code == 0);
+  const std::string one = scratch("fine.safetensors");
+  CHECK(run_weft("consolidate " + scratch("fine_a") + " " + one).code == 0);
+  for (const std::string& file : {cli::weights("fine_a"), one}) {
+    const io::Metadata metadata = io::read_safetensors(file).metadata;
+    CHECK(metadata.at("image_mean") == "[0.5,0.5,0.5]");
+    CHECK(metadata.at("image_resize") == "0");
+    CHECK(metadata.at("image_fit") == "\"shorter-side\"");
+    CHECK(metadata.at("attention_heads") == "12");
+  }
 
   const json bench = object_of(
       run_weft("bench step --json --model vit_b_16 --batch-size 1 --steps 1 --image-size 32 "

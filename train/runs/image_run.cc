@@ -547,15 +547,12 @@ class ImageRun : public Callback {
   int64_t validated_step_ = -1;   // at which this process has validated last
 };
 
-void write_final_weights(const Config& config, Fabric& fabric, nn::Module& model,
-                         const io::Path& output) {
-  NamedTensors state = fabric.strategy().model_state(model);
+void write_final_weights(const TrainedModel& trained, Fabric& fabric, const io::Path& output) {
+  NamedTensors state = fabric.strategy().model_state(*trained.model);
   if (!fabric.is_main()) return;
   for (auto& [name, tensor] : state) tensor = to_device(tensor, Device{});
   io::Metadata metadata = {{"format", "pt"}};  // PyTorch's readers want to know who wrote the file
-  if (config.layer_norm_eps > 0) {
-    metadata["layer_norm_eps"] = nlohmann::json(config.layer_norm_eps).dump();
-  }
+  metadata.merge(weights_metadata(trained));
   io::write_safetensors(output / "model.safetensors", state, metadata);
 }
 
@@ -668,7 +665,7 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
                       .output = around->output().string()};
   if (around->has_validated_these()) around->publish_findings();
   if (!result.interrupted) {
-    write_final_weights(config, fabric, *trained.model, around->output());
+    write_final_weights(trained, fabric, around->output());
     if (splits.test) {
       const auto test = measuring(splits.test);
       around->measure_with_progress("test", test_batches);
