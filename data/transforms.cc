@@ -111,11 +111,12 @@ namespace {
 // The size x size window of `image`; `random` null takes it from the centre.
 Image fit(const Image& image, const Preprocess& preprocess, Philox* random) {
   const int size = preprocess.size;
-  if (preprocess.fit == Fit::kStretch) return resize(image, size, size, preprocess.filter);
   const int side = preprocess.resize > 0 ? preprocess.resize : size;
   WEFT_CHECK(side >= size, "preprocessing: cannot crop {} pixels from a shorter side of {}", size,
              side);
-  const Size scaled = shorter_side_size(image, side);
+  const bool stretches = preprocess.fit == Fit::kStretch;
+  if (stretches && side == size) return resize(image, size, size, preprocess.filter);
+  const Size scaled = stretches ? Size{side, side} : shorter_side_size(image, side);
   const Window window =
       random ? random_window(scaled, size, size, *random) : centre_window(scaled, size, size);
   return resize(image, scaled, window, preprocess.filter);

@@ -54,7 +54,7 @@ Window random_erasing(int height, int width, Philox& random);
 void random_erase(float* image, int height, int width, Philox& random);
 
 enum class Fit {
-  kStretch,      // resize to size x size
+  kStretch,      // resize to `resize` x `resize`, then crop size x size
   kShorterSide,  // resize the shorter side to `resize`, then crop size x size
 };
 
@@ -62,14 +62,14 @@ enum class Fit {
 struct Preprocess {
   int size = 32;
   Fit fit = Fit::kStretch;
-  int resize = 0;  // of kShorterSide; 0 means `size`
+  int resize = 0;  // 0 means `size`
   Filter filter = Filter::kBilinear;
   Normalization normalization = {};
 };
 
 /// What training changes at random. Applied in this order.
 struct Augmentation {
-  bool random_crop = false;  // kShorterSide crops at random instead of from the centre
+  bool random_crop = false;  // crops at random instead of from the centre
   int shift = 0;             // pixels
   bool flip = false;         // left-right, with probability 1/2
   /// With `flip`, which images are mirrored is drawn in the first epoch alone and changes in every

@@ -165,6 +165,12 @@ TEST_CASE("preparing an image is its steps in order") {
   prepare_image(image, cropped, found.data());
   CHECK(found == expected);
 
+  stretch.resize = 30;
+  normalize(crop(resize(image, 30, 30, Filter::kBilinear), 3, 3, 24, 24), normalization,
+            expected.data());
+  prepare_image(image, stretch, found.data());
+  CHECK(found == expected);
+
   const Augmentation augmentation{.random_crop = true, .shift = 3};
   Philox reference = random_stream(11, Purpose::kAugment, 2, 5);
   const Image window = random_crop(resize(image, 30, 37, Filter::kBicubic), 24, 24, reference);

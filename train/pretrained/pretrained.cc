@@ -106,6 +106,32 @@ void apply_defaults(Pretrained& p, VitNames names) {
   }
 }
 
+/// A size of preprocessor_config.json, of which there are three forms: 256, {"height": 256,
+/// "width": 256} and {"shortest_edge": 256}; 0: there is none.
+int get_size(const json& images, const std::string& place, const char* key, const char* side) {
+  int size = 0;
+  const json value = images.value(key, json());
+  value.is_object() ? get(value, place, side, size) : get(images, place, key, size);
+  WEFT_CHECK(size >= 0 && size <= kLargestResize, "{}: {} {}, expected 0 to {}", place, key, size,
+             kLargestResize);
+  return size;
+}
+
+/// Of preprocessor_config.json, as DeiT's has it: images that are larger at first than what the
+/// model sees of them.
+void apply_centre_crop(Pretrained& p, const json& images, const std::string& place) {
+  bool crops = false;
+  get(images, place, "do_center_crop", crops);
+  if (!crops) return;
+  const int crop = get_size(images, place, "crop_size", "height");
+  const int shortest = get_size(images, place, "size", "shortest_edge");
+  const int side = std::max(shortest, get_size(images, place, "size", "height"));
+  // Of another size the positions have been interpolated: the share of an image stays.
+  if (crop == 0 || side < crop) return;
+  p.preprocess.resize = static_cast<int>(int64_t{p.preprocess.size} * side / crop);
+  if (images.at("size").contains("shortest_edge")) p.preprocess.fit = data::Fit::kShorterSide;
+}
+
 /// Hugging Face's config.json and preprocessor_config.json.
 void apply_hugging_face_files(Pretrained& p, const io::Path& directory) {
   std::string place = (directory / "config.json").string();
@@ -137,6 +163,7 @@ void apply_hugging_face_files(Pretrained& p, const io::Path& directory) {
   int filter = 0;
   get(images, place, "resample", filter);
   if (filter == kPilsBicubic) p.preprocess.filter = data::Filter::kBicubic;
+  apply_centre_crop(p, images, place);
   check_source(p, place);
 }
 

@@ -285,6 +285,19 @@ TEST_CASE("files beside the weights are read, and bad ones refused") {
   check_named("preprocessor_config.json",
               R"({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3], "resample": 3,
       "size": {"height": 8, "width": 8}})");
+  // DeiT's, which transformers has as ViTForImageClassification: 256 of 224 there, 13 of 12 here.
+  for (const std::string size : {"256", R"({"height": 256, "width": 256})"}) {
+    write("preprocessor_config.json",
+          R"({"do_center_crop": true, "crop_size": 224, "size": )" + size + "}");
+    CHECK(read_pretrained(folder).preprocess.resize == 13);
+    CHECK(read_pretrained(folder).preprocess.fit == data::Fit::kStretch);
+  }
+  write("preprocessor_config.json", R"({"do_center_crop": true, "size": {"shortest_edge": 16},
+      "crop_size": {"height": 12, "width": 12}})");
+  CHECK(read_pretrained(folder).preprocess.resize == 16);
+  CHECK(read_pretrained(folder).preprocess.fit == data::Fit::kShorterSide);
+  write("preprocessor_config.json", R"({"do_center_crop": false, "size": 16, "crop_size": 12})");
+  CHECK(read_pretrained(folder).preprocess.resize == 12);
   write("preprocessor_config.json", R"({"image_std": [1, 0, 3]})");
   CHECK_THROWS_WITH(read_pretrained(folder), Contains("standard deviation 0"));
   std::filesystem::remove_all(folder);
