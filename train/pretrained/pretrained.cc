@@ -175,7 +175,11 @@ void apply_timm_files(Pretrained& p, const io::Path& directory) {
   get(config, place, "global_pool", pooling);
   WEFT_CHECK(pooling == "token" || pooling.empty(), "{}: global_pool {}, Weft has \"token\"", place,
              io::quote(pooling));
-  const json nested = config.value("pretrained_cfg", json::object());
+  if (const auto found = config.find("model_args"); found != config.end() && found->is_object()) {
+    get_heads(*found, place, "num_heads", p);
+  }
+  // timm's older files have no object of their own for it.
+  const json nested = config.value("pretrained_cfg", config);
   if (!nested.is_object()) return;
   std::string filter = "bicubic";
   double crop = timm_crop(p);
@@ -186,6 +190,7 @@ void apply_timm_files(Pretrained& p, const io::Path& directory) {
   WEFT_CHECK(crop > 0.1 && crop <= 1, "{}: crop_pct {}", place, crop);
   if (filter == "bilinear") p.preprocess.filter = data::Filter::kBilinear;
   p.preprocess.resize = static_cast<int>(p.preprocess.size / crop);
+  get(config, place, "labels", p.classes);
   get(config, place, "label_names", p.classes);
   check_source(p, place);
 }

@@ -317,6 +317,14 @@ TEST_CASE("timm's weights are read where the class token is what they classify b
       "global_pool": "token", "pretrained_cfg": {"crop_pct": 1.0, "interpolation": "bilinear"}})");
   CHECK(pretrained.preprocess.resize == 12);
   CHECK(pretrained.preprocess.filter == data::Filter::kBilinear);
+  const Pretrained older = read_with(R"({"architecture": "vit_base_patch16_224", "crop_pct": 0.8,
+      "interpolation": "bilinear", "mean": [0.1, 0.2, 0.3], "labels": ["a", "b", "c", "d", "e"],
+      "model_args": {"num_heads": 4}})");
+  CHECK(older.preprocess.resize == 15);
+  CHECK(older.preprocess.filter == data::Filter::kBilinear);
+  CHECK(older.preprocess.normalization.mean == std::array<float, 3>{0.1f, 0.2f, 0.3f});
+  CHECK(older.classes == std::vector<std::string>{"a", "b", "c", "d", "e"});
+  CHECK(older.heads == 4);
   CHECK_THROWS_WITH(read_with(R"({"global_pool": "avg"})"),
                     Contains(R"(config.json: global_pool "avg", Weft has "token")"));
   std::filesystem::remove_all(folder);
