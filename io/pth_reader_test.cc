@@ -423,7 +423,7 @@ TEST_CASE("tensors that reach beyond their storage are refused") {
       {0, {5}, {1}, "reach beyond a storage of 4 elements"},
       {1, {4}, {1}, "reach beyond"},
       {4, {}, {}, "reach beyond"},
-      {5, {0}, {1}, "reach beyond"},
+      {5, {0}, {1}, nullptr},
       {kHuge, {}, {}, "reach beyond"},
       {0, {2}, {4}, "reach beyond"},
       {0, {2, 2}, {3, 1}, "reach beyond"},
