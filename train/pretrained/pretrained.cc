@@ -94,12 +94,13 @@ void apply_defaults(Pretrained& p, VitNames names) {
   pre.filter = names == VitNames::kTimm ? data::Filter::kBicubic : data::Filter::kBilinear;
   if (names == VitNames::kTorchvision) {
     pre.normalization = data::kImageNetNormalization;
-    // Of vit_l_16 it is 242. Its files of larger sizes are SWAG's, which use the whole shorter
-    // side.
+    // Of vit_l_16 it is 242. Its files of larger sizes, and all of vit_h_14, are SWAG's, which use
+    // the whole shorter side.
     const Shape projection = shape_of(p, "conv_proj.weight", 4);
     const bool is_l_16 = projection[0] == 1024 && projection[3] == 16;
-    pre.resize = pre.size != 224 ? pre.size : is_l_16 ? 242 : 256;
-    if (pre.size > 224) pre.filter = data::Filter::kBicubic;
+    const bool is_swag = pre.size > 224 || (projection[0] == 1280 && projection[3] == 14);
+    pre.resize = is_swag || pre.size != 224 ? pre.size : is_l_16 ? 242 : 256;
+    if (is_swag) pre.filter = data::Filter::kBicubic;
   } else {
     pre.normalization = {{0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}};
     pre.resize = names == VitNames::kTimm ? static_cast<int>(pre.size / timm_crop(p)) : pre.size;

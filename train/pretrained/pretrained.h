@@ -13,7 +13,8 @@
 //   input          ImageNet's mean      0.5, 0.5              0.5, 0.5
 //   resize         256 of 224, crop     bicubic, 1/0.9, crop  stretched to the size
 //
-// (torchvision's vit_l_16: 242 of 224; its and timm's files of larger images: bicubic, not cropped)
+// (torchvision's vit_l_16: 242 of 224; its vit_h_14, and its and timm's files of larger images:
+// bicubic, not cropped)
 // unless a config.json or preprocessor_config.json beside the file, or the metadata that `weft
 // convert` writes, says otherwise.
 #pragma once

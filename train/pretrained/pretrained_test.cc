@@ -207,7 +207,7 @@ TEST_CASE("torchvision's and timm's files of other sizes are read at their own r
     return read_pretrained(path).preprocess;
   };
   const data::Preprocess base = preprocess(768, 16, 14), large = preprocess(1024, 16, 14),
-                         swag = preprocess(1280, 14, 37);
+                         swag = preprocess(1280, 14, 37), swag_linear = preprocess(1280, 14, 16);
   CHECK(base.resize == 256);
   CHECK(base.filter == data::Filter::kBilinear);
   CHECK(large.resize == 242);
@@ -215,6 +215,9 @@ TEST_CASE("torchvision's and timm's files of other sizes are read at their own r
   CHECK(swag.size == 518);
   CHECK(swag.resize == 518);
   CHECK(swag.filter == data::Filter::kBicubic);
+  CHECK(swag_linear.size == 224);
+  CHECK(swag_linear.resize == 224);
+  CHECK(swag_linear.filter == data::Filter::kBicubic);
   const auto of_timm = [&](int64_t side) {
     io::write_safetensors(path, {{"cls_token", Tensor::zeros({1, 1, 768})},
                                  {"patch_embed.proj.weight", Tensor::zeros({768, 1, 16, 16})},
