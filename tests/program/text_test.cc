@@ -46,6 +46,9 @@ TEST_CASE("gpt-quick learns the grammar's text, leaves a run's files, and is wri
     INFO(file);
     CHECK(std::filesystem::exists(run + "/" + file));
   }
+  // Without dropout nothing is drawn behind the weights: what would be comes after their numbers.
+  const json state = json::parse(read_file(run + "/step-24/state.json"));
+  CHECK(state.at("state").at("trainer").at("generators").at(0).at(2) > 0);
   const auto rows = parse_lines(read_file(run + "/metrics.jsonl"));
   REQUIRE(rows.size() == 24 + 2);
   CHECK(rows[0].at("loss/step") == steps[0].at("loss"));

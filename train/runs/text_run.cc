@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "autograd/ops.h"
+#include "autograd/random.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
 #include "core/transfer.h"
@@ -378,7 +379,10 @@ RunResult run(TextModel text, const RunOptions& options, std::optional<Checkpoin
   for (data::TensorLoader* loader : {&validation, &test}) {
     evaluated_batches(config, batches_of(*loader));
   }
+  // Behind the making of the model, which is done: rank 0 draws nothing twice.
+  const uint64_t drawn = generator().offset;
   trainer.seed_everything(config.seed);
+  generator().offset = drawn;
   NextByte module(config, *text.model);
   trainer.fit(module, train, BatchSource(validation));
 
