@@ -1,5 +1,6 @@
 #include "train/layer_watch.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "autograd/ops.h"
@@ -28,8 +29,8 @@ DType underflow_format(const Precision& precision) {
   return precision.products == DType::bf16 ? DType::bf16 : DType::f16;
 }
 
-std::vector<LayerFigures> watch_layers(nn::Module& model, const Precision& precision,
-                                       double loss_scale) {
+std::vector<LayerFigures> watch_layers(nn::Module& model, const Tensors& trained,
+                                       const Precision& precision, double loss_scale) {
   const NoGrad guard;
   const DType format = underflow_format(precision);
   const Range range = range_of(format);
@@ -61,7 +62,8 @@ std::vector<LayerFigures> watch_layers(nn::Module& model, const Precision& preci
   };
   // A layer's parameters stand together.
   for (const auto& [name, parameter] : parameters) {
-    if (!parameter.grad().defined()) continue;
+    const auto is_it = [&p = parameter](const Tensor& x) { return x.is_same(p); };
+    if (!parameter.grad().defined() || std::ranges::none_of(trained, is_it)) continue;
     const size_t dot = name.rfind('.');
     const std::string layer = dot == name.npos ? "model" : name.substr(0, dot);
     if (layers.empty() || layers.back().name != layer) {

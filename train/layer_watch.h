@@ -11,8 +11,8 @@
 
 namespace weft::train {
 
-/// A module with parameters of its own that have gradients. All figures are of these alone; NaN
-/// where one of the elements is.
+/// A module with parameters of its own that are trained and have gradients. All figures are of
+/// these alone; NaN where one of the elements is.
 struct LayerFigures {
   std::string name;          // the module's; the model's own parameters: "model"
   double weight_amax = 0;    // largest magnitude of a parameter
@@ -29,11 +29,12 @@ inline constexpr size_t kWatchedElements = 10000;
 /// e5m2 of fp8, f16 of all others, as a question whether f16 would do.
 DType underflow_format(const Precision& precision);
 
-/// Gradients are to be as the optimizer takes them, without a scale of the loss. The share of
+/// Of `trained` alone: the gradients of other parameters, which nobody drops, add up from step to
+/// step. Gradients are to be as the optimizer takes them, without a scale of the loss. The share of
 /// underflow is taken at `loss_scale`, in e5m2 at the scale that brings the amax to its largest
 /// number.
-std::vector<LayerFigures> watch_layers(nn::Module& model, const Precision& precision,
-                                       double loss_scale);
+std::vector<LayerFigures> watch_layers(nn::Module& model, const Tensors& trained,
+                                       const Precision& precision, double loss_scale);
 
 /// Of each layer watch/weight_amax/LAYER, watch/grad_amax/LAYER, watch/grad_norm/LAYER and
 /// watch/underflow/LAYER.

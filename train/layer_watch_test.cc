@@ -35,7 +35,7 @@ TEST_CASE("Each layer with gradients is looked at by itself") {
   set_gradient(model.a.weight, {3, -4});
   set_gradient(model.a.bias, {0});
   set_gradient(model.scale, {NAN});
-  const auto layers = watch_layers(model, find_precision("fp32"), 1);
+  const auto layers = watch_layers(model, model.parameters(), find_precision("fp32"), 1);
   REQUIRE(layers.size() == 2);
   CHECK(layers[0].name == "model");
   CHECK(std::isnan(layers[0].grad_amax));
@@ -51,6 +51,10 @@ TEST_CASE("Each layer with gradients is looked at by itself") {
     for (const double w : p.to_vector()) amax = std::max(amax, std::abs(w));
   }
   CHECK(a.weight_amax == amax);
+  // What no optimizer has is no part of a step.
+  const auto others = watch_layers(model, {model.a.bias}, find_precision("fp32"), 1);
+  REQUIRE(others.size() == 1);
+  CHECK(others[0].grad == std::vector<double>{0});
 }
 
 TEST_CASE("The share that underflows is that of the precision's format, at the scale of the loss") {
@@ -59,7 +63,9 @@ TEST_CASE("The share that underflows is that of the precision's format, at the s
   set_gradient(model.a.weight, {0x1p-25, 0x1.8p-25});
   set_gradient(model.a.bias, {0});
   const auto share = [&](const char* precision, double loss_scale) {
-    return watch_layers(model, find_precision(precision), loss_scale).at(0).underflow;
+    return watch_layers(model, model.parameters(), find_precision(precision), loss_scale)
+        .at(0)
+        .underflow;
   };
   CHECK(share("fp16", 1) == 0.5);
   CHECK(share("fp32", 1) == 0.5);

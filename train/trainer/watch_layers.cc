@@ -25,13 +25,13 @@ void WatchLayers::on_fit_start(Trainer& trainer, TrainingModule& module) {
 }
 
 void WatchLayers::on_before_optimizer_step(Trainer& trainer, TrainingModule& module,
-                                           optim::Optimizer&) {
+                                           optim::Optimizer& optimizer) {
   layers_.clear();
   if ((trainer.global_step() + 1) % every_n_steps_ != 0) return;
   Fabric& fabric = trainer.fabric();
   if (!fabric.is_main()) return;
-  layers_ = watch_layers(module.model(), find_precision(fabric.options().precision),
-                         fabric.scaler().get_scale());
+  layers_ = watch_layers(module.model(), optimizer.parameters(),
+                         find_precision(fabric.options().precision), fabric.scaler().get_scale());
   trainer.log_figures(named_figures(layers_));
 }
 
