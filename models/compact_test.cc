@@ -106,15 +106,21 @@ TEST_CASE("stochastic depth grows linearly with the layer") {
   }
   REQUIRE(rates.size() == 5);
   for (int i = 0; i < 5; ++i) CHECK(rates[i] == Approx(0.05 * i));
+  // timm's linspace(0, p, 1) is {0}, too.
+  const auto single = make_model("vit_lite", {.layers = 1, .drop_path = 0.2});
+  for (const auto& [name, module] : single->named_modules()) {
+    if (auto* path = dynamic_cast<nn::DropPath*>(module)) CHECK(path->p == 0);
+  }
 }
 
-TEST_CASE("with every path dropped an encoder adds its positions and normalises, no more") {
+TEST_CASE("with every path dropped a layer of an encoder gives what it was given") {
   manual_seed(54);
-  const EncoderConfig config = {.layers = 1, .heads = 2, .width = 8, .hidden = 16, .drop_path = 1};
+  const EncoderConfig config = {.layers = 2, .heads = 2, .width = 8, .hidden = 16, .drop_path = 1};
   Encoder encoder(config, 5);
   const NoGrad guard;
   const Tensor x = ops::randn({2, 5, 8});
-  const Tensor expected = encoder.ln(x + encoder.pos_embedding);
+  auto& first = dynamic_cast<EncoderBlock&>(encoder.layers[0]);
+  const Tensor expected = encoder.ln(first(x + encoder.pos_embedding));
   CHECK(encoder(x).to_vector() == expected.to_vector());
   encoder.eval();
   CHECK(encoder(x).to_vector() != expected.to_vector());

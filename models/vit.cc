@@ -73,7 +73,7 @@ Encoder::Encoder(const EncoderConfig& config, int64_t tokens)
   WEFT_CHECK(config.layers > 0, "Encoder: the number of layers must be positive, got {}",
              config.layers);
   for (int64_t i = 0; i < config.layers; ++i) {
-    const double depth = config.layers > 1 ? static_cast<double>(i) / (config.layers - 1) : 1;
+    const double depth = config.layers > 1 ? static_cast<double>(i) / (config.layers - 1) : 0;
     blocks_.push_back(&layers.add<EncoderBlock>("encoder_layer_" + std::to_string(i), config,
                                                 config.drop_path * depth));
   }

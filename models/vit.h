@@ -21,7 +21,8 @@ struct EncoderConfig {
   int64_t hidden = 3072;  // of the MLPs
   double dropout = 0;
   double attention_dropout = 0;
-  double drop_path = 0;  // of the last layer; it grows linearly from 0 in the first
+  double drop_path = 0;  // of the last layer; it grows linearly from 0 in the first, also where
+                         // that is the only one
   double layer_norm_eps = 1e-6;
   bool checkpoint_activations = false;
 };
