@@ -142,6 +142,17 @@ TEST_CASE("Activations of a language model computed twice give the same bits") {
   CHECK(memory("text_recomputed") < memory("text_kept"));
 }
 
+TEST_CASE("Text has the windows, and an epoch the steps, that it has on one device") {
+  // Five batches of 8, not six.
+  const std::string settings = "--recipe gpt-quick --epochs 2 --optimizer sgd --lr 0.1 --data " +
+                               file_of("windows.txt", sentences(170)) + " ";
+  const auto alone = run_train("windows_of_one", settings + "--batch-size 16");
+  const auto both =
+      run_train("windows_of_two", settings + "--batch-size 8 --devices 2 --strategy ddp");
+  CHECK(both.back().at("step") == alone.back().at("step"));
+  CHECK(distance("windows_of_one", "windows_of_two") < 1e-5);
+}
+
 TEST_CASE("A language model's sharded states go on elsewhere, and are read") {
   const std::string settings =
       kQuick + "--limit-batches 4 --optimizer sgd --lr 0.1 --global-batch-size 8 ";

@@ -345,7 +345,8 @@ RunResult run(TextModel text, const RunOptions& options, std::optional<Checkpoin
   const data::TextSplits splits = data::open_text(config.data, context);
   freeze(*text.model, config.freeze);
 
-  const int64_t batch = config.global_batch_size > 0 ? config.global_batch_size : config.batch_size;
+  // An epoch is of as many steps, and each of the same windows, on whatever devices.
+  const int64_t batch = global_batch_of(config);
   data::RandomWindowLoader train(splits.train,
                                  {.batch = batch, .length = context, .seed = config.seed});
   const auto held_out = [&](const data::Bytes& bytes) {
@@ -363,6 +364,7 @@ RunResult run(TextModel text, const RunOptions& options, std::optional<Checkpoin
   const auto watch = config.watch > 0 ? std::make_shared<WatchLayers>(config.watch) : nullptr;
   const auto report = std::make_shared<TextReport>(text, options, splits, *checkpoints, watch);
   TrainerOptions how = trainer_options(config, options);
+  how.fabric.split_batches = true;
   how.callbacks.insert(how.callbacks.end(), {checkpoints, report});
   if (watch) how.callbacks.push_back(watch);
   how.loggers = {report};
@@ -398,11 +400,9 @@ RunResult run(TextModel text, const RunOptions& options, std::optional<Checkpoin
   write_final_weights(trainer.fabric(), text, report->output());
   const double test_loss = value_of(trainer.validate(module, test), kValidationLoss);
   result.seconds = seconds_since(begin);
-  // What the limit leaves of a rank's batches, for all ranks. Of each window half is counted.
-  const Fabric& fabric = trainer.fabric();
-  const int64_t in_turn = fabric.options().split_batches ? 1 : fabric.data_devices();
+  // What the limit leaves. Of each window half is counted.
   const int64_t windows =
-      std::min(tested->size(), evaluated_batches(config, batches_of(test)) * in_turn * batch);
+      std::min(tested->size(), evaluated_batches(config, batches_of(test)) * batch);
   if (is_main) report->done(test_loss, windows * (context / 2), result);
   return result;
 }
