@@ -383,11 +383,6 @@ models::VitConfig vit_config_of(const Pretrained& p) {
 
 namespace {
 
-void check_finite(const NamedTensors& state) {
-  const std::string name = first_nonfinite(state);
-  WEFT_CHECK(name.empty(), "{} holds a NaN or an infinity", io::quote(name));
-}
-
 /// Of a transformer; 0 of other models.
 int64_t heads_of(const nn::Module& model) {
   if (const auto* vit = dynamic_cast<const models::VisionTransformer*>(&model)) {
@@ -421,9 +416,11 @@ std::vector<std::string> load_pretrained(nn::Module& model, const Pretrained& pr
       const Tensor* wanted = find(own, name);
       WEFT_CHECK(!wanted || is_floating(wanted->dtype()) == is_floating(tensor.dtype()),
                  "{} is {}, the model's is {}", io::quote(name), tensor.dtype(), wanted->dtype());
+      // As the model will have it: a number may be too large for a narrower dtype.
+      const Tensor loaded = wanted ? ops::cast(tensor, wanted->dtype()) : tensor;
+      WEFT_CHECK(is_finite(loaded), "{} holds a NaN or an infinity", io::quote(name));
     }
     model.load_state_dict(fitting.state);
-    check_finite(model.state_dict());
   } catch (const Error& error) {
     const bool renamed = pretrained.names && *pretrained.names != VitNames::kTorchvision;
     WEFT_FAIL("{}: {}{}", pretrained.file.path.string(), error.what(),

@@ -512,10 +512,14 @@ TEST_CASE("other models' own files load too, with another head") {
                   by_name(b->state_dict()).at("attention_pool.weight")));
 }
 
-TEST_CASE("weights that are no numbers are named") {
+TEST_CASE(
+    "weights that are no numbers, or none in the model's dtype, are named before any is loaded") {
   manual_seed(1);
-  const auto model = models::make_model("cct", {.classes = 4, .layers = 1});
-  NamedTensors state = model->state_dict();
+  const auto model = models::make_model("cct", {.classes = 4, .layers = 1}),
+             other = models::make_model("cct", {.classes = 4, .layers = 1});
+  const auto numbers = [&] { return model->state_dict()[0].second.to_vector(); };
+  const std::vector<double> before = numbers();
+  NamedTensors state = other->state_dict();
   const io::Path path = scratch("nan.safetensors");
   const Shape shape = by_name(state).at("attention_pool.weight").shape();
   for (const float value : {NAN, INFINITY, 3e38f}) {
@@ -528,10 +532,15 @@ TEST_CASE("weights that are no numbers are named") {
     const auto load = [&] { load_pretrained(*model, read_pretrained(path)); };
     if (std::isfinite(value)) {
       CHECK_NOTHROW(load());  // although the sum is not
+      CHECK(numbers() != before);
     } else {
       CHECK_THROWS_WITH(load(), Contains("nan.safetensors: \"attention_pool.weight\" holds a NaN"));
+      CHECK(numbers() == before);
     }
   }
+  model->to(DType::f16);
+  CHECK_THROWS_WITH(load_pretrained(*model, read_pretrained(path)),
+                    Contains("\"attention_pool.weight\" holds a NaN or an infinity"));
 }
 
 TEST_CASE("the metadata of a converted file keeps what the source decided") {
