@@ -60,10 +60,10 @@ struct Placement {
 /// device's budget is smaller.
 DeviceMap auto_device_map(Module& model, const MemoryBudgets& budgets);
 
-/// Takes the model's weights from `state`, converted to its dtypes, and leads model(x) through its
-/// layers; what runs so is not recorded for a backward pass. Weights on the disk must be views of a
-/// mapped file in `state`, which is kept; nobody may change them. Returns what rests where: "3 of
-/// 26 layers on cpu (151.2 MB), 23 on disk (1.1 GB)".
+/// Takes the model's weights from `state`, also under older names, converted to its dtypes, and
+/// leads model(x) through its layers; what runs so is not recorded for a backward pass. Weights on
+/// the disk must be views of a mapped file in `state`, which is kept; nobody may change them.
+/// Returns what rests where: "3 of 26 layers on cpu (151.2 MB), 23 on disk (1.1 GB)".
 ///
 /// Throws Error naming the module, tensor or layer for a map with an unknown name, one that leaves
 /// a tensor without a place or puts a layer in two; and for names and shapes of `state` that are

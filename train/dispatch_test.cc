@@ -131,6 +131,24 @@ TEST_CASE("a model over two devices and the disk gives the bits of one on a devi
   }
 }
 
+TEST_CASE("a state under older names is dispatched, also from its file") {
+  const io::Path file = scratch("older.safetensors");
+  const auto whole = write_model("vit_b_16", kSmall, file);
+  NamedTensors state = whole->state_dict();
+  for (auto& [name, tensor] : state) {
+    for (const auto& [ours, older] :
+         {std::pair("mlp.0.", "mlp.linear_1."), {"mlp.3.", "mlp.linear_2."}}) {
+      const size_t at = name.find(ours);
+      if (at != name.npos) name.replace(at, std::string(ours).size(), older);
+    }
+  }
+  io::write_safetensors(file, state);
+  const Tensor images = ops::randn({2, 3, 8, 8});
+  const auto model = without_memory("vit_b_16", kSmall);
+  INFO(nn::dispatch(*model, io::read_safetensors(file).tensors, {.places = {{"", {}}}}));
+  CHECK(logits(*model, images, DType::f32) == logits(*whole, images, DType::f32));
+}
+
 TEST_CASE("weights that rest elsewhere come to the GPU for their layer") {
   if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str());
   const Device gpu{DeviceType::cuda, 0};
