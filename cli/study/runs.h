@@ -23,7 +23,7 @@ struct RunFigures {
   uint64_t seed = 0;
   int64_t step = 0;        // of its last figures
   bool failed = false;     // it ended by an error behind its first step, as where it diverges
-  double accuracy = 0;     // on the validation images, behind the last epoch; NaN of text
+  double accuracy = 0;     // on the validation images, in the last validation; NaN of text
   double loss = 0;         // the same; of text in nats a byte
   double seconds = 0;      // from the first step
   double noise_scale = 0;  // images (noise_scale.h); NaN: not measured
@@ -31,7 +31,7 @@ struct RunFigures {
     int64_t step;
     double accuracy, loss;
   };
-  std::vector<Point> curve;  // behind each epoch
+  std::vector<Point> curve;  // of each validation
 };
 
 struct Cell {

@@ -238,7 +238,7 @@ int run_sweep(const Arguments& a) {
   if (!a.json) table.print();
   report::Page page(is_of_seeds ? "Seeds" : "Settings", command_of(base));
   page.paragraph(fmt::format(
-      "{} behind the last epoch: mean over the seeds +- their standard deviation.", result.title));
+      "{} in the last validation: mean over the seeds +- their standard deviation.", result.title));
   page.add(table.page());
   report::BarChart bars{.title = result.title,
                         .x = {.label = "mean over the seeds", .unit = result.unit}};
@@ -339,6 +339,13 @@ int run_batch_size(const Arguments& a) {
         "study batch-size: --{} {}: it may end a run before its {} epochs, behind which runs are "
         "compared; leave it out",
         train::option_name(key), mine.at(key).dump(), base.epochs));
+  }
+  if (const train::Limit& interval = base.val_check_interval;
+      interval.count || interval.fraction != 1) {
+    throw UsageError(fmt::format(
+        "study batch-size: --val-check-interval {}: a validation within an epoch is none to "
+        "compare at; leave it out, for one behind each epoch",
+        mine.at("val_check_interval").dump()));
   }
   for (const auto& [option, limit] : {std::pair("limit-batches", base.limit_batches),
                                       {"limit-val-batches", base.limit_val_batches}}) {

@@ -118,6 +118,9 @@ TEST_CASE("batches are compared at equal epochs alone") {
            {"--max-steps 5", "--max-steps 5: it may end a run before its 2 epochs"},
            {"--max-time 1h", "--max-time \"1h\": it may end a run before its 2 epochs"},
            {"--early-stopping=1", "--early-stopping 1: it may end a run before its 2 epochs"},
+           {"--val-check-interval 0.5",
+            "--val-check-interval 0.5: a validation within an epoch is none to compare at"},
+           {"--val-check-interval 3", "--val-check-interval 3: a validation within an epoch"},
            {"--limit-batches 8", "--limit-batches 8: as many batches are more images"},
            {"--limit-val-batches 2", "--limit-val-batches 2: as many batches are more images"}}) {
     INFO(option);
