@@ -33,6 +33,22 @@ void store(nb::handle self, nb::handle name, PyObject* value) {
   if (PyObject_GenericSetAttr(self.ptr(), name.ptr(), value) != 0) throw nb::python_error();
 }
 
+/// Throws a TypeError for a child that C++ has made: it refers to that one, and would to nothing.
+void check_replaceable(nb::handle self, std::string_view name) {
+  auto& module = nb::cast<Module&>(self);
+  const bool is_list_of_python = dynamic_cast<Replicated*>(&module) &&  // Python has made it
+                                 dynamic_cast<nn::Sequential*>(&module);
+  const bool is_there = std::ranges::any_of(ModuleAccess::children_of(module),
+                                            [&](const auto& c) { return c.first == name; });
+  if (!is_there || is_list_of_python ||
+      nb::cast<nb::dict>(self.attr("__dict__")).contains(nb::str(name.data(), name.size())))
+    return;
+  throw nb::type_error(fmt::format("\"{}\" of {} is made in C++, which refers to it: expected its "
+                                   "tensors to be changed, got another module",
+                                   name, nb::type_name(self.type()).c_str())
+                           .c_str());
+}
+
 /// module.name = value: tensors that require a gradient become parameters, modules children. A name
 /// that is taken keeps its tensor, which takes the new one's data.
 void set_attribute(nb::handle self, nb::str name, nb::handle value) {
@@ -55,6 +71,7 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
       if (below == &module)
         throw nb::value_error(fmt::format("\"{}\" would contain itself", text).c_str());
     }
+    check_replaceable(self, text);
     ModuleAccess::set_child_of(module, text, child);
   } else if (x.defined() && x.requires_grad() && x.autograd()->requires_grad) {
     ModuleAccess::parameter_of(module, text, x);

@@ -64,6 +64,24 @@ class Modules(unittest.TestCase):
         m.fc2 = nn.Linear(8, 4, bias=False)
         self.assertEqual(len(m.parameters()), 4)
 
+    def test_children_of_cpp_stay(self):
+        attention, x = nn.MultiheadAttention(4, 2), weft.randn(1, 3, 4)
+        y = attention(x).tolist()
+        with self.assertRaisesRegex(TypeError, '"out_proj" of [a-z._]*MultiheadAttention is made in C[+][+]'):
+            attention.out_proj = nn.Linear(4, 4)
+        gc.collect()
+        self.assertEqual(attention(x).tolist(), y)
+        vit = weft.models.make("vit_lite", image_size=32, classes=4, layers=1)
+        with self.assertRaisesRegex(TypeError, '"head" of [a-z._]*Module is made in C[+][+]'):
+            vit.head = nn.Linear(4, 7)
+        self.assertEqual(vit(weft.randn(1, 3, 32, 32)).shape, (1, 4))
+        # Those of Python may be replaced.
+        attention.more = nn.Linear(4, 4)
+        attention.more = nn.ReLU()
+        layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        setattr(layers, "0", nn.Identity())
+        self.assertEqual(layers(x).tolist(), x.relu().tolist())
+
     def test_modules_of_python_inside_those_of_cpp(self):
         class Double(nn.Module):
             def forward(self, x):
