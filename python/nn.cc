@@ -49,6 +49,20 @@ void check_replaceable(nb::handle self, std::string_view name) {
                            .c_str());
 }
 
+/// Throws a TypeError for what is registered: C++ would go on with it, and the state have it.
+void check_not_registered(nb::handle self, std::string_view name, std::string_view given) {
+  const Module& module = module_of(self);
+  const bool is_child = std::ranges::any_of(ModuleAccess::children_of(module),
+                                            [&](const auto& c) { return c.first == name; });
+  if (!is_child && !find_own(ModuleAccess::parameters_of(module), name) &&
+      !find_own(ModuleAccess::buffers_of(module), name))
+    return;
+  throw nb::type_error(fmt::format("\"{}\" of {} is registered: expected another {}, got {}", name,
+                                   nb::type_name(self.type()).c_str(),
+                                   is_child ? "module" : "tensor", given)
+                           .c_str());
+}
+
 /// module.name = value: tensors that require a gradient become parameters, modules children. A name
 /// that is taken keeps its tensor, which takes the new one's data.
 void set_attribute(nb::handle self, nb::str name, nb::handle value) {
@@ -56,14 +70,21 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
   const std::string_view text = name.c_str();
   const Tensor x = nb::isinstance<Tensor>(value) ? nb::cast<Tensor>(value) : Tensor();
   if (x.defined()) {
-    for (const NamedTensors& tensors : {module.named_parameters(), module.named_buffers()}) {
-      const Tensor* const own = find_own(tensors, text);
+    const NamedTensors& parameters = ModuleAccess::parameters_of(module);
+    for (const NamedTensors* tensors : {&parameters, &ModuleAccess::buffers_of(module)}) {
+      const Tensor* const own = find_own(*tensors, text);
       if (!own) continue;
+      WEFT_CHECK(tensors != &parameters || !x.requires_grad() || x.autograd()->requires_grad,
+                 "parameter \"{}\" of {} takes no history: expected a leaf or detach(), got the "
+                 "result of a recorded op, {}",
+                 text, nb::type_name(self.type()).c_str(), x);
       Tensor kept = *own;
       kept.set_data(detach(x));
       return store(self, name, nb::cast(kept).ptr());  // replicas look at each call
     }
   }
+  if (!nb::isinstance<Module>(value))
+    check_not_registered(self, text, nb::type_name(value.type()).c_str());
   const Followers followers(module, value);
   if (nb::isinstance<Module>(value)) {
     const auto child = nb::cast<std::shared_ptr<Module>>(value);
@@ -81,6 +102,7 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
 }
 
 void delete_attribute(nb::handle self, nb::str name) {
+  check_not_registered(self, name.c_str(), "del");
   const Followers followers(module_of(self), nb::none());
   store(self, name, nullptr);
   followers.set([&](nb::handle part, nb::handle) {

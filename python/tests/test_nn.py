@@ -64,6 +64,38 @@ class Modules(unittest.TestCase):
         m.fc2 = nn.Linear(8, 4, bias=False)
         self.assertEqual(len(m.parameters()), 4)
 
+    def test_what_is_registered_stays(self):
+        m, given = Mlp(4, 8), nn.Parameter(weft.ones(4))
+        for name, value, expected in (
+            ("scale", None, "tensor, got NoneType"),
+            ("scale", 2.0, "tensor, got float"),
+            ("fc1", None, "module, got NoneType"),
+            ("fc1", weft.ones(4), "module, got .*Tensor"),
+        ):
+            with self.assertRaisesRegex(TypeError, f'"{name}" of Mlp is registered: expected another {expected}'):
+                setattr(m, name, value)
+        for owner, name in ((m, "scale"), (m, "fc1"), (m.fc1, "bias")):
+            with self.assertRaisesRegex(TypeError, f'"{name}" of .* is registered: .* got del'):
+                delattr(owner, name)
+        with self.assertRaisesRegex(TypeError, '"bias" of .*Linear is registered: expected another tensor, got NoneType'):
+            m.fc1.bias = None
+        m.other = None
+        m.other = 3
+        del m.other
+        # A gradient would end there unsaid.
+        with self.assertRaisesRegex(weft.Error, 'parameter "scale" of Mlp takes no history'):
+            m.scale = given * 2
+        m.scale = (given * 2).detach()
+        self.assertEqual(m.state_dict()["scale"].tolist(), [2.0] * 4)
+
+    def test_a_tensor_of_two_names_is_set_by_either(self):
+        m = nn.Module()
+        m.first = nn.Parameter(weft.ones(2))
+        m.second = m.first
+        m.second = weft.full((2,), 3.0)
+        self.assertEqual(m.first.tolist(), [3.0, 3.0])
+        self.assertTrue(m.second.is_same(m.first))
+
     def test_children_of_cpp_stay(self):
         attention, x = nn.MultiheadAttention(4, 2), weft.randn(1, 3, 4)
         y = attention(x).tolist()
