@@ -132,6 +132,17 @@ bool read_number(nb::handle source, Operand& operand) noexcept {
         nb::hasattr(source, "__dlpack__"))
       return false;
   }
+  const nb::object letter =
+      nb::getattr(nb::getattr(source, "dtype", nb::none()), "kind", nb::none());
+  const std::string_view kind =
+      PyUnicode_Check(letter.ptr()) ? nb::borrow<nb::str>(letter).c_str() : "";
+  if (kind == "b") {
+    operand.integer = PyObject_IsTrue(object);
+    operand.kind = Operand::Kind::kBool;
+    return true;
+  }
+  // Their imaginary parts and units would be lost.
+  if (kind == "c" || kind == "m" || kind == "M") return false;
   if (methods && methods->nb_index) {
     PyObject* const number = PyNumber_Index(object);
     if (!number) return PyErr_Clear(), false;

@@ -173,6 +173,18 @@ class Operators(unittest.TestCase):
         self.assertRaises(TypeError, lambda: x + "a")
         self.assertRaises(TypeError, lambda: x + None)
 
+    @needs_numpy
+    def test_scalars_of_numpy(self):
+        self.assertEqual(weft.tensor([np.True_, np.False_]).dtype, weft.bool)
+        self.assertEqual(weft.tensor(np.True_).dtype, weft.bool)
+        self.assertEqual((weft.tensor([1]) + np.True_).dtype, weft.int64)
+        self.assertEqual((weft.tensor([1]) * np.float16(1.5)).item(), 1.5)
+        x = weft.tensor([1.0, 2.0])
+        self.assertEqual(x[[np.False_, np.True_]].tolist(), [2.0])
+        for lost in (np.complex64(1 + 2j), np.timedelta64(3)):
+            self.assertRaises(TypeError, lambda: weft.add(x, lost))
+            self.assertRaises(TypeError, lambda: weft.tensor([lost]))
+
     def test_numbers_are_not_rounded_to_the_16_bits_beside_them(self):
         for dtype in (weft.float16, weft.bfloat16):
             for x in (weft.full((3,), 1000.0, dtype=dtype), weft.tensor(1000.0, dtype=dtype)):
