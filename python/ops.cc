@@ -19,8 +19,11 @@ using Unary = Tensor (*)(const Tensor&);
 using Binary = Tensor (*)(const Tensor&, const Tensor&);
 using Arithmetic = Tensor (*)(const Tensor&, const Tensor&, std::optional<DType> result);
 
-/// The end of an op's form in place. Throws Error where integers would lose the result's fractions.
+/// The end of an op's form in place. Throws Error where integers would lose the result's fractions,
+/// or a mask its numbers.
 void copy_over(Tensor& x, const Tensor& result) {
+  WEFT_CHECK(x.dtype() != DType::boolean || result.dtype() == DType::boolean,
+             "{} would lose the numbers of the result, {}", x, result);
   WEFT_CHECK(is_floating(x.dtype()) || !is_floating(result.dtype()),
              "{} would lose the fractions of the result, {}", x, result);
   ops::copy_(x, result);
@@ -160,6 +163,13 @@ void fill_with(Tensor& x, const Operand& value) {
   }
 }
 
+/// A tensor of one element as a number.
+Operand number_of(const Operand& x) {
+  Operand number = x;
+  if (x.kind == Operand::Kind::kTensor) read_number(nb::cast(x.tensor).attr("item")(), number);
+  return number;
+}
+
 Tensor filled(const Shape& shape, const Operand& value, DType dtype, Device device) {
   Tensor x = ops::full(shape, 0, dtype, device);
   fill_with(x, value);
@@ -203,6 +213,12 @@ void bind_elementwise(Table& table) {
   });
   table.arithmetic_in_place("pow", "pow", [](Tensor& x, const Tensor& y) {
     copy_over(x, ops::pow(as_it_was(x, {x, y}), y));
+  });
+  table.arithmetic_in_place("remainder", "mod", [](Tensor& x, const Tensor& y) {
+    copy_over(x, ops::remainder(as_it_was(x, {x, y}), y));
+  });
+  table.arithmetic_in_place("floor_divide", "floordiv", [](Tensor& x, const Tensor& y) {
+    copy_over(x, ops::floor_divide(as_it_was(x, {x, y}), y));
   });
 
   table.comparison("eq", ops::eq);
@@ -296,21 +312,23 @@ void bind_elementwise(Table& table) {
       "min"_a = nb::none(), "max"_a = nb::none());
   table.m.attr("clip") = table.m.attr("clamp");
 
-  const auto on_bools = [&](const char* symbol, Binary f) {
+  // __and__, __rand__ and __iand__.
+  const auto on_bools = [&](const std::string& symbol, Binary f) {
     const auto checked = [f, symbol](const Tensor& x, const Operand& other) {
       const Tensor y = other.beside(x);
       WEFT_CHECK(x.dtype() == DType::boolean && y.dtype() == DType::boolean,
-                 "{}: expected bool tensors, got {} and {}", symbol, x, y);
+                 "__{}__: expected bool tensors, got {} and {}", symbol, x, y);
       return f(x, y);
     };
-    table.t.def(symbol, checked, Unlocked(), nb::is_operator());
+    table.t.def(("__" + symbol + "__").c_str(), checked, Unlocked(), nb::is_operator());
+    table.t.def(("__r" + symbol + "__").c_str(), checked, Unlocked(), nb::is_operator());
+    table.in_place_beside(
+        "__i" + symbol + "__",
+        [checked](Tensor& x, const Operand& y) { copy_over(x, checked(x, y)); }, nb::is_operator());
   };
-  on_bools("__and__", ops::logical_and);
-  on_bools("__rand__", ops::logical_and);
-  on_bools("__or__", ops::logical_or);
-  on_bools("__ror__", ops::logical_or);
-  on_bools("__xor__", ops::ne);
-  on_bools("__rxor__", ops::ne);
+  on_bools("and", ops::logical_and);
+  on_bools("or", ops::logical_or);
+  on_bools("xor", ops::ne);
   table.t.def("__invert__", [](const Tensor& x) {
     WEFT_CHECK(x.dtype() == DType::boolean, "__invert__: expected a bool tensor, got {}", x);
     return ops::logical_not(x);
@@ -656,9 +674,10 @@ void bind_creation(Table& table) {
       m, "full",
       [](const Shape& size, const Operand& value, const MaybeDType& dtype,
          const MaybeDevice& device, bool requires_grad) {
-        const DType natural = value.kind == Operand::Kind::kFloat ? DType::f32
-                              : value.kind == Operand::Kind::kInt ? DType::i64
-                                                                  : DType::boolean;
+        const DType natural = value.kind == Operand::Kind::kTensor  ? value.tensor.dtype()
+                              : value.kind == Operand::Kind::kFloat ? DType::f32
+                              : value.kind == Operand::Kind::kInt   ? DType::i64
+                                                                    : DType::boolean;
         Tensor x = filled(size, value, dtype.value_or(natural), device.value_or(Device{}));
         if (requires_grad) x.set_requires_grad(true);
         return x;
@@ -696,10 +715,11 @@ void bind_creation(Table& table) {
       "input"_a, docs("ops::rand"));
   define_op(
       m, "arange",
-      [](const Operand& first, const std::optional<Operand>& last, const Operand& step,
+      [](const Operand& start, const std::optional<Operand>& stop, const Operand& given,
          const MaybeDType& dtype, const MaybeDevice& device) {
-        const Operand begin = last ? first : Operand{.kind = Operand::Kind::kInt};
-        const Operand end = last ? *last : first;
+        const Operand first = number_of(start), step = number_of(given);
+        const Operand begin = stop ? first : Operand{.kind = Operand::Kind::kInt};
+        const Operand end = stop ? number_of(*stop) : first;
         const double by = step.as_double();
         const bool is_real = begin.kind == Operand::Kind::kFloat ||
                              end.kind == Operand::Kind::kFloat ||

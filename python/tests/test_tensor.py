@@ -94,6 +94,15 @@ class Creation(unittest.TestCase):
         self.assertEqual(weft.arange(0, 1, 0.25).tolist(), [0.0, 0.25, 0.5, 0.75])
         self.assertEqual(weft.arange(2**60, 2**60 + 2).tolist(), [2**60, 2**60 + 1])
 
+    def test_tensors_in_the_place_of_numbers(self):
+        self.assertEqual(weft.arange(weft.tensor(3)).tolist(), [0, 1, 2])
+        self.assertEqual(weft.arange(0, weft.tensor(1.0), weft.tensor([0.5])).tolist(), [0.0, 0.5])
+        with self.assertRaisesRegex(weft.Error, "expected a tensor of one element"):
+            weft.arange(weft.ones(2))
+        for value in (weft.tensor(3.5), weft.tensor(2**53 + 1), weft.tensor(0.1, dtype=weft.float64)):
+            full = weft.full((1,), value)
+            self.assertEqual((full.dtype, full.item()), (value.dtype, value.item()))
+
     def test_random_numbers_follow_the_seed(self):
         weft.manual_seed(3)
         first = weft.randn(5).tolist()
@@ -240,6 +249,33 @@ class Operators(unittest.TestCase):
         p = weft.tensor([1.0], requires_grad=True)
         with self.assertRaises(weft.Error):
             p += 1
+
+    def test_operators_in_place_change_the_tensor_itself(self):
+        x = weft.tensor([-7, 7])
+        handle = x
+        x //= 2
+        x %= weft.tensor([3, 2])
+        x **= 2
+        self.assertIs(x, handle)
+        self.assertEqual(handle.tolist(), [4, 1])
+        with self.assertRaisesRegex(weft.Error, "would lose the fractions"):
+            x //= 0.5
+        mask = weft.tensor([True, True, False])
+        handle = mask
+        mask &= weft.tensor([True, False, True])
+        mask |= weft.tensor([False, False, True])
+        mask ^= True
+        self.assertIs(mask, handle)
+        self.assertEqual(handle.tolist(), [False, True, False])
+        with self.assertRaisesRegex(weft.Error, "__and__: expected bool tensors"):
+            mask &= 1
+        with self.assertRaisesRegex(weft.Error, "would lose the numbers"):
+            mask **= 2
+        w = weft.tensor([3.0], requires_grad=True)
+        y = weft.tensor([7.5])
+        y %= w
+        y.sum().backward()
+        self.assertEqual((y.item(), w.grad.item()), (1.5, -2.0))
 
     def test_in_place_forms_have_gradients(self):
         w = weft.tensor([1.0, 4.0], requires_grad=True)
