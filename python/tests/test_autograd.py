@@ -36,6 +36,13 @@ class Square(Function):
 
 
 class Backward(unittest.TestCase):
+    def test_backward_of_several_tensors(self):
+        x, y = (weft.ones(2, requires_grad=True) for _ in range(2))
+        weft.autograd.backward([x.sum(), y * 2], [None, weft.tensor([1.0, 3.0])])
+        self.assertEqual((x.grad.tolist(), y.grad.tolist()), ([1.0, 1.0], [2.0, 6.0]))
+        with self.assertRaisesRegex(ValueError, "for each of 2 tensors, got 1"):
+            weft.autograd.backward([x.sum(), y.sum()], [weft.tensor(1.0)])
+
     def test_gradients_accumulate(self):
         x = weft.tensor([1.0, 2.0], requires_grad=True)
         self.assertIsNone(x.grad)

@@ -79,6 +79,8 @@ def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False):
     """Adds the gradients of all tensors to their leaves."""
     tensors = _several(tensors)
     gradients = [None] * len(tensors) if grad_tensors is None else _several(grad_tensors)
+    if len(gradients) != len(tensors):
+        raise ValueError(f"backward: expected a gradient, or None, for each of {len(tensors)} tensors, got {len(gradients)}")
     for i, (tensor, gradient) in enumerate(zip(tensors, gradients)):
         last = i + 1 == len(tensors)
         tensor.backward(gradient, (create_graph if retain_graph is None else retain_graph) or not last, create_graph)
