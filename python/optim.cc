@@ -253,11 +253,19 @@ void bind_optim(nb::module_ m) {
   bind_optimizer(m);
   bind_schedules(m.def_submodule("schedules"));
   bind_scaler(m);
-  m.def("grad_norm", &optim::grad_norm, "parameters"_a, Unlocked(), docs("optim::grad_norm"));
-  m.def("clip_grad_norm_", &optim::clip_grad_norm, "parameters"_a, "max_norm"_a,
-        "error_if_nonfinite"_a = false, Unlocked(), docs("optim::clip_grad_norm"));
-  m.def("clip_grad_value_", &optim::clip_grad_value, "parameters"_a, "clip_value"_a, Unlocked(),
-        docs("optim::clip_grad_value"));
+  // A tensor that stands alone is no list of its rows, which have no gradients.
+  const auto of_parameters = [&]<class R, class... A>(const char* name,
+                                                      R (*f)(const Tensors&, A...),
+                                                      const char* text, const auto&... extra) {
+    const auto of_one = [f](const Tensor& x, A... arguments) { return f({x}, arguments...); };
+    m.def(name, of_one, "parameters"_a, extra..., Unlocked(), text);
+    m.def(name, f, "parameters"_a, extra..., Unlocked(), text);
+  };
+  of_parameters("grad_norm", &optim::grad_norm, docs("optim::grad_norm"));
+  of_parameters("clip_grad_norm_", &optim::clip_grad_norm, docs("optim::clip_grad_norm"),
+                "max_norm"_a, "error_if_nonfinite"_a = false);
+  of_parameters("clip_grad_value_", &optim::clip_grad_value, docs("optim::clip_grad_value"),
+                "clip_value"_a);
 }
 
 }  // namespace weft::python

@@ -364,6 +364,12 @@ class Optimizers(unittest.TestCase):
         (p * p).sum().backward()
         self.assertEqual(weft.nn.utils.clip_grad_norm_([p], 1.0), 10.0)
         self.assertAlmostEqual(p.grad[1].item(), 0.8, places=5)
+        p.grad = weft.tensor([3.0, 4.0])
+        self.assertEqual(weft.nn.utils.grad_norm(p), 5.0)  # of one that stands alone, too
+        self.assertEqual(weft.nn.utils.clip_grad_norm_(p, 1.0), 5.0)
+        self.assertAlmostEqual(p.grad[1].item(), 0.8, places=5)
+        weft.nn.utils.clip_grad_value_(p, 0.5)
+        self.assertEqual(p.grad.tolist(), [0.5, 0.5])
         scaler = weft.amp.GradScaler(init_scale=8.0)
         o = optim.SGD([p], lr=1.0)
         p.grad = None
