@@ -212,7 +212,9 @@ void set_item(const Tensor& x, nb::handle key, nb::handle value) {
     // Leading dimensions of size 1 are dropped, as NumPy does.
     while (values.dim() > s.base.dim() && values.shape()[0] == 1) values = ops::squeeze(values, 0);
     ops::copy_(s.base, values);
-  } else if (!s.is_empty) {
+  } else if (s.is_empty) {
+    ops::expand(values, ops::index(s.base, s.indices).shape());  // is refused as elsewhere
+  } else {
     ops::copy_(s.base, ops::index_put(s.base, s.indices, values));
   }
 }

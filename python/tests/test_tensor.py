@@ -392,6 +392,16 @@ class Indexing(unittest.TestCase):
         x[key] = weft.tensor(values)
         self.assertEqual(x.tolist(), changed.tolist(), key)
 
+    def test_values_must_fit_where_nothing_is_selected(self):
+        x = weft.zeros(3, 2)
+        for key in (x[:, 0] > 0, [], weft.tensor([], dtype=weft.int64)):
+            x[key] = 1.0
+            x[key] = weft.ones(2)
+            x[key] = weft.ones(0, 2)
+            with self.assertRaisesRegex(weft.Error, r"expand: .*\[5, 2\].* to \[0, 2\]"):
+                x[key] = weft.ones(5, 2)
+        self.assertEqual(x.sum().item(), 0)
+
     def test_basic_keys(self):
         random_ = random.Random(1)
         for _ in range(300):
