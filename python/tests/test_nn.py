@@ -72,7 +72,7 @@ class Modules(unittest.TestCase):
             ("fc1", None, "module, got NoneType"),
             ("fc1", weft.ones(4), "module, got .*Tensor"),
         ):
-            with self.assertRaisesRegex(TypeError, f'"{name}" of Mlp is registered: expected another {expected}'):
+            with self.assertRaisesRegex(TypeError, f'"{name}" of .*Mlp is registered: expected another {expected}'):
                 setattr(m, name, value)
         for owner, name in ((m, "scale"), (m, "fc1"), (m.fc1, "bias")):
             with self.assertRaisesRegex(TypeError, f'"{name}" of .* is registered: .* got del'):
@@ -83,7 +83,7 @@ class Modules(unittest.TestCase):
         m.other = 3
         del m.other
         # A gradient would end there unsaid.
-        with self.assertRaisesRegex(weft.Error, 'parameter "scale" of Mlp takes no history'):
+        with self.assertRaisesRegex(weft.Error, 'parameter "scale" of .*Mlp takes no history'):
             m.scale = given * 2
         m.scale = (given * 2).detach()
         self.assertEqual(m.state_dict()["scale"].tolist(), [2.0] * 4)
@@ -104,7 +104,7 @@ class Modules(unittest.TestCase):
         gc.collect()
         self.assertEqual(attention(x).tolist(), y)
         vit = weft.models.make("vit_lite", image_size=32, classes=4, layers=1)
-        with self.assertRaisesRegex(TypeError, '"head" of [a-z._]*Module is made in C[+][+]'):
+        with self.assertRaisesRegex(TypeError, '"head" of .*Classifier is made in C[+][+]'):
             vit.head = nn.Linear(4, 7)
         self.assertEqual(vit(weft.randn(1, 3, 32, 32)).shape, (1, 4))
         # Those of Python may be replaced.
