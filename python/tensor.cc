@@ -1,5 +1,6 @@
 // weft.Tensor: what it says of itself, and its values as Python's numbers.
 #include <algorithm>
+#include <utility>
 
 #include "autograd/narrow_copies.h"
 #include "autograd/ops.h"
@@ -110,12 +111,17 @@ Tensor tensor_of_numbers(nb::handle data, const MaybeDType& dtype) {
   visit_dtype(x.dtype(), [&]<class T>(TypeTag<T>) {
     T* to = x.data<T>();
     for (const Operand& value : numbers.values) {
-      if constexpr (std::is_same_v<T, int64_t>) {
-        *to++ =
-            value.kind == Operand::Kind::kFloat ? from_double<int64_t>(value.real) : value.integer;
-      } else {
-        *to++ = from_double<T>(value.as_double());
+      if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+        if (value.kind != Operand::Kind::kFloat) {
+          if (!std::in_range<T>(value.integer)) {
+            throw nb::value_error(
+                fmt::format("tensor: {} does not fit in {}", value.integer, x.dtype()).c_str());
+          }
+          *to++ = static_cast<T>(value.integer);
+          continue;
+        }
       }
+      *to++ = from_double<T>(value.as_double());
     }
   });
   return x;

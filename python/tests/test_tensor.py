@@ -20,6 +20,9 @@ class Creation(unittest.TestCase):
         self.assertEqual(weft.tensor([]).shape, (0,))
         self.assertEqual(weft.tensor([[], []]).shape, (2, 0))
         self.assertEqual(weft.tensor([2**62 + 1]).item(), 2**62 + 1)
+        for number, dtype in ((300, weft.uint8), (-1, weft.uint8), (2**31, weft.int32)):
+            with self.assertRaisesRegex(ValueError, f"tensor: {number} does not fit in (u8|i32)"):
+                weft.tensor([number], dtype=dtype)
         self.assertEqual(weft.tensor([weft.tensor(1.5), 2]).tolist(), [1.5, 2.0])
         self.assertEqual(weft.tensor([0.1], dtype="bf16").item(), 0.10009765625)
         x = weft.tensor([1.0], requires_grad=True)
