@@ -148,6 +148,9 @@ TEST_CASE("our own names, in YAML and JSON") {
   // What a run writes is read as the same run.
   CHECK(to_json(config_of("run.yaml", to_yaml(yaml))) == to_json(yaml));
   CHECK(to_json(config_of("run.json", to_json(yaml).dump())) == to_json(yaml));
+  Config last = yaml;
+  last.seed = 18446744073709551615u;
+  CHECK(to_json(config_of("run.yaml", to_yaml(last))) == to_json(last));
   const std::string changes = to_yaml(yaml, Config());
   CHECK_THAT(changes, Contains("batch-size: 32\n") && !Contains("seed"));
   CHECK(to_json(config_of("changes.yaml", changes)) == to_json(yaml));
@@ -720,6 +723,7 @@ TEST_CASE("what is wrong is named: file, key, value, what was expected") {
       {"a.yaml", "hosts: [a, b]", "key \"hosts\": expected a text, got [\"a\",\"b\"]"},
       {"a.yaml", "host: nodes.txt", "unknown key \"host\"; did you mean \"hosts\"?"},
       {"a.yaml", "freeze: [1]", "key \"freeze\": expected a list of texts, got [1]"},
+      {"a.yaml", "seed: 18446744073709551616", "key \"seed\": expected a smaller number"},
       {"a.yaml", "seed: -1", "key \"seed\": expected a whole number, 0 or more, got -1"},
       {"a.yaml", "epochs: 1\nepochs: 2", "line 2: the key \"epochs\" is there twice"},
       {"a.yaml", "batch-size: 1\nbatch_size: 2", "is there twice"},

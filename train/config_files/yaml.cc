@@ -37,6 +37,11 @@ nlohmann::json scalar(const YAML::Node& node) {
       error == std::errc() && rest == end) {
     return whole;
   }
+  uint64_t large = 0;  // a seed
+  if (const auto [rest, error] = std::from_chars(begin, end, large);
+      error == std::errc() && rest == end) {
+    return large;
+  }
   double number = 0;
   if (const auto [rest, error] = std::from_chars(begin, end, number);
       error == std::errc() && rest == end && std::isfinite(number)) {
