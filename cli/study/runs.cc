@@ -133,7 +133,8 @@ bool train_all(std::vector<Cell>& cells, const StudyOptions& options) {
     for (int s = 0; s < options.seeds; ++s) {
       train::Config config = cell.config;
       config.seed += static_cast<uint64_t>(s);
-      const std::string name = fmt::format("{}-seed{}", fmt::join(cell.labels, "-"), config.seed);
+      std::string name = fmt::format("{}-seed{}", fmt::join(cell.labels, "-"), config.seed);
+      std::ranges::replace(name, '/', '_');  // of a path
       const std::string directory = options.output + "/" + name;
       check_same_settings(directory, config);
       if (!is_complete(directory, config) && !fs::exists(failure_of(directory))) {

@@ -166,6 +166,15 @@ TEST_CASE("seeds and settings") {
   REQUIRE(named.size() == 2);
   CHECK(named[0].at("labels") == json({"strategy=NO", "devices=auto"}));
   CHECK(named[0].at("directory") == named[1].at("directory"));
+  // Paths, as those of data, name no directories in the study's.
+  const std::string paths = fresh_scratch("paths");
+  const auto of_paths = study("sweep --vary data=builtin,folder:" +
+                              make_colour_folders("other_images", 20, 16, 16) +
+                              " --seeds 1 --output " + paths);
+  REQUIRE(of_paths.size() == 2);
+  for (const json& run : of_paths) {
+    CHECK(std::filesystem::path(run.at("directory")).parent_path() == paths);
+  }
   check_error(run_weft("study sweep --vary leraning-rate=1 --output " + scratch("none")), 2,
               "there is no setting \"leraning-rate\"");
   check_error(run_weft("study batch-size --rules cubic --output " + scratch("none")), 2,
