@@ -67,8 +67,9 @@ int run_predict(const Arguments& a) {
   size_t path_width = 5, class_width = 5;
   for (const std::string& path : a.images) path_width = std::max(path_width, path.size());
   for (const std::string& name : trained.classes) class_width = std::max(class_width, name.size());
-  io::Table table({{"image", -static_cast<int>(path_width)},
-                   {"class", -static_cast<int>(class_width)},
+  constexpr auto kLeft = io::Table::Align::kLeft;
+  io::Table table({{"image", static_cast<int>(path_width), kLeft},
+                   {"class", static_cast<int>(class_width), kLeft},
                    {"probability", 11}});
   // For all batches: the weights are cast and packed once.
   const NoGrad guard;

@@ -128,6 +128,8 @@ TEST_CASE("train --json tells steps, epochs and the end; eval and predict read i
   CHECK_THAT(table.out, StartsWith("image") && Contains("probability") && Contains(a));
   CHECK(std::count(table.out.begin(), table.out.end(), '\n') ==
         5);  // two of heading, three guesses
+  std::istringstream rows(table.out);
+  for (std::string line; std::getline(rows, line);) CHECK(line.size() == table.out.find('\n'));
 }
 
 TEST_CASE("Without --json a table is printed; runs get directories of their own") {
