@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "data/files.h"
 #include "data/random.h"
+#include "data/sets/open_text.h"
 #include "data/sets/sets.h"
 #include "io/nearest.h"
 
@@ -33,6 +34,9 @@ Source parse(const std::string& spec) {
     WEFT_CHECK(!directory.empty(), "data '{}': expected a directory after the colon", spec);
     return {kind, directory};
   }
+  WEFT_CHECK(!is_text(spec),
+             "data '{}' is text: expected images, builtin, cifar10:DIR, folder:DIR or mnist:DIR",
+             spec);
   const std::string word = spec.substr(0, spec.find(':'));
   const std::string guess = io::nearest(word, {"builtin", "cifar10", "folder", "mnist", "grammar"});
   const bool has_directory = guess != "builtin" && guess != "grammar";

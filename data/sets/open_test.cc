@@ -38,6 +38,12 @@ TEST_CASE("an unknown spec lists the known ones") {
   CHECK(error_of([] { open_evaluation("builtin:x"); }) ==
         "unknown data 'builtin:x': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR, or of "
         "text grammar, text:FILE or FILE.txt; did you mean builtin?");
+  for (const std::string text : {"grammar", "text:letters", "letters.txt"}) {
+    CHECK(error_of([&] { open_evaluation(text); }) ==
+          "data '" + text +
+              "' is text: expected images, builtin, cifar10:DIR, folder:DIR or "
+              "mnist:DIR");
+  }
   CHECK_THAT(error_of([] { check_data_spec("cifra10:/data"); }),
              Catch::EndsWith("; did you mean cifar10:DIR?"));
   CHECK_THAT(error_of([] { check_data_spec("grammer"); }),
