@@ -503,9 +503,6 @@ void add_compare(Command& app, Action& action) {
   command.option("--model", a.model, "Cases of this model", {.takes = "NAME", .usual = "all"});
   command.option("--shape", a.shape, "Cases with this shape in their names, as 788x3072",
                  {.takes = "SHAPE", .usual = "all"});
-  command.option("--case", a.file,
-                 "Functions of your own, in the place of these cases: docs/benchmarks.md",
-                 {.check = existing_file(), .takes = "FILE.py", .usual = "none"});
   command.flag("--list", a.list, "Print the cases' groups and names, and run none");
   std::vector<std::string> sides = all_sides();
   sides.emplace_back("none");
@@ -534,6 +531,14 @@ void add_compare(Command& app, Action& action) {
   command.option("--save", a.save, "Write that JSON object to this file, beside the table",
                  {.takes = "FILE"});
   command.option("--html", a.html, "Write a page with bars to this file", {.takes = "FILE"});
+  command.group("Cases");
+  command.option("--case", a.file,
+                 "Functions of your own, in the place of these cases: docs/benchmarks.md",
+                 {.check = existing_file(),
+                  .takes = "FILE.py",
+                  .usual = "none",
+                  .excludes = {"--cases", "--model", "--shape", "--list", "--against", "--device",
+                               "--timeout", "--profile", "--save", "--html"}});
   command.group("");  // of no help: what the program starts itself as
   command.flag("--serve", a.serve, "");
   command.option("--directory", a.directory, "");

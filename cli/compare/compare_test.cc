@@ -103,6 +103,12 @@ TEST_CASE("A file of one's own is Python's to compare") {
   CHECK(outcome.code == 3);
   CHECK(outcome.out == "-m weft.compare " + file + " --pairs 2 --seconds 0.25 --json\n");
   check_error(run_weft("compare --case /nonexistent.py"), 2, "/nonexistent.py");
+  // What is only of Weft's own cases is not dropped.
+  for (const std::string option :
+       {"--cases x", "--model cct", "--shape 1x1", "--list", "--against jax", "--device cuda",
+        "--timeout 9", "--profile", "--save x.json", "--html x.html"}) {
+    check_error(run_weft("compare --case " + file + " " + option), 2, "excludes --case");
+  }
 }
 
 TEST_CASE("Figures of both, ratios pair by pair, versions and commands") {
