@@ -1,5 +1,5 @@
 // weft numerics dot: errors of dot products against the exact result, for growing K.
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 
@@ -182,8 +182,10 @@ void write_page(const std::vector<Curve>& curves, const Arguments& a) {
   page.add(table_of(curves));
   add_formats(page, a);
   finish_page(page, a,
-              fmt::format("dot --format {} --max-k {} --samples {} --seed {}", a.format, a.max_k,
-                          a.samples, a.seed));
+              fmt::format("dot --format {} --models {} --distributions {} --max-k {} --samples {} "
+                          "--seed {}",
+                          a.format, fmt::join(a.models, ","), fmt::join(a.distributions, ","),
+                          a.max_k, a.samples, a.seed));
 }
 
 int run(Arguments a) {

@@ -1,5 +1,5 @@
 // weft numerics gemm: where in a matrix product the errors lie, and how near their bounds.
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <optional>
@@ -182,9 +182,11 @@ void write_page(const std::vector<Result>& results, const Arguments& a) {
                              .value = {.label = "error / bound"},
                              .rows = matrix(r.of_bound, a.n)});
   }
-  finish_page(page, a,
-              fmt::format("gemm --m {} --n {} --k {} --format {} --distribution {} --seed {}", a.m,
-                          a.n, a.k, a.format, a.distribution, a.seed));
+  finish_page(
+      page, a,
+      fmt::format("gemm --m {} --n {} --k {} --format {} --distribution {} --models {} "
+                  "--seed {}",
+                  a.m, a.n, a.k, a.format, a.distribution, fmt::join(a.models, ","), a.seed));
 }
 
 int run(Arguments a) {

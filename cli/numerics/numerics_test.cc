@@ -234,6 +234,14 @@ TEST_CASE("Each report writes one page that stands alone, or none") {
                          Contains("prefers-color-scheme"));
     CHECK(html.find("http") == std::string::npos);
   }
+  // It says how to make it again, with what was chosen.
+  for (const std::string command : {"dot --format fp16 --models ieee,half --distributions wide "
+                                    "--max-k 32 --samples 2 --seed 3",
+                                    "gemm --m 8 --n 8 --k 32 --format fp16 --distribution wide "
+                                    "--models half,weft --seed 3"}) {
+    REQUIRE(run_weft("numerics " + command + " --json --html " + page).code == 0);
+    CHECK_THAT(read_file(page), Contains("./weft numerics " + command + " --html " + page));
+  }
   const Outcome outcome = run_weft("numerics formats --json --html /nowhere/page.html");
   CHECK(outcome.code == 1);
   CHECK_THAT(outcome.err, Contains("/nowhere"));
