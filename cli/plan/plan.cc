@@ -108,9 +108,9 @@ int run(const Arguments& a) {
          fmt::format("{:.2f} GB", 1e-9 * static_cast<double>(p.memory)), p.fits ? "yes" : "no"});
   }
   fmt::print(
-      "\nscaling: the time of one device alone over the step's. of peak: FLOPs of the products "
-      "over "
-      "the data sheet's.\nmemory: on the fullest device, of {:.0f} GB.\n",
+      "\nscaling: the time of one device alone over the step's, above 100% where ranks share the "
+      "update. of peak: FLOPs of the products over the data sheet's.\nmemory: on the fullest "
+      "device, of {:.0f} GB.\n",
       1e-9 * cluster.accelerator.memory);
   return 0;
 }

@@ -178,17 +178,11 @@ Prediction predict(const Demand& demand, const dist::StrategyOptions& asked, int
   p.timeline = kind.timeline(ranks, sharing, demand.cluster.seconds(sharing), {.images = images});
   p.fits = static_cast<double>(p.memory) <= demand.cluster.accelerator.memory;
   p.images_per_second = static_cast<double>(demand.options.batch) * devices / p.timeline.end;
-  // Against a device alone, on as many images each.
+  // Against a device alone, on as many images each. It updates all parameters.
   const dist::StepWork::Pass alone = pass_of(demand, static_cast<double>(demand.options.batch), 1);
-  const bool computes_the_same = sharing.tensor == 1 && sharing.stages == 1;
-  const double optimizer = sharing.stages > 1
-                               ? optimizer_seconds(demand.cluster, demand.layout,
-                                                   static_cast<double>(demand.layout.parameters)) /
-                                     sharing.stages
-                               : ranks[0].work.optimizer;
-  const double its_time =
-      computes_the_same ? p.timeline.computation : alone.forward + alone.backward + optimizer;
-  p.efficiency = std::min(1.0, its_time / p.timeline.end);
+  const double update = optimizer_seconds(demand.cluster, demand.layout,
+                                          static_cast<double>(demand.layout.parameters));
+  p.efficiency = (alone.forward + alone.backward + update) / p.timeline.end;
   const double peak = demand.options.element_bytes() == 2 ? demand.cluster.accelerator.bf16_flops
                                                           : demand.cluster.accelerator.fp32_flops;
   double flops = 0;

@@ -43,9 +43,9 @@ void write_plan_report(const std::string& path, const Demand& demand,
       plot("Scaling at a fixed batch per device",
            {.label = "images", .unit = "per second", .scale = report::Scale::kLog10},
            "Dashed: as many times one device's rate as there are devices.");
-  report::LinePlot efficiency =
-      plot("Efficiency", {.label = "share of perfect scaling", .unit = "%", .min = 0, .max = 100},
-           "The time of one device alone over the step's.");
+  report::LinePlot efficiency = plot(
+      "Efficiency", {.label = "share of perfect scaling", .unit = "%", .min = 0},
+      "The time of one device alone over the step's; above 100% where ranks share the update.");
   report::LinePlot memory =
       plot("Memory", {.label = "peak on a device", .unit = "GB", .min = 0},
            "Parameters, gradients, the optimizer's state, what is on its way, and activations.");
