@@ -395,6 +395,13 @@ TEST_CASE("DeepSpeed's optimizers, by what they do there") {
   CHECK_THAT(muon.notes.at(1), Contains("optimizer.params.betas"));
   CHECK_THAT(of("Adam", {{"torch_adam", true}}).notes.at(0),
              Contains("optimizer.params.torch_adam"));
+  CHECK(of("Adam", {{"torch_adam", true}}).settings.at("weight_decay") == 0.01);
+  CHECK(of("Adam", {{"torch_adam", true}, {"weight_decay", 0}}).settings.at("weight_decay") == 0);
+  for (const json& without :
+       {json{{"torch_adam", false}}, json{{"torch_adam", true}, {"adam_w_mode", false}},
+        json{{"torch_adam", true}, {"weight_decay", "auto"}}}) {
+    CHECK(!of("Adam", without).settings.contains("weight_decay"));
+  }
   CHECK(of("Adam", {{"max_grad_norm", 0.5}}).settings.at("clip_norm") == 0.5);
   for (const auto& [type, params, message] :
        std::vector<std::tuple<std::string, json, std::string>>{

@@ -91,7 +91,13 @@ void read_optimizer(const io::Section& all, io::Section section, ConfigFile& fil
   expect(params, "amsgrad", false, "there is no AMSGrad");
   expect(params, "eps_inside_sqrt", false, "eps is added to the root");
   file.set("clip_norm", params.number("max_grad_norm"), params.path_of("max_grad_norm"));
+  const bool is_torch = params.boolean("torch_adam").value_or(false);
   note(file, params.known({"torch_adam"}), "there is one Adam here");
+  // PyTorch's AdamW decays weights by that unless it is told otherwise, DeepSpeed's does not.
+  if (is_torch && file.settings.value("optimizer", "") == "adamw" &&
+      !params.names("weight_decay")) {
+    file.set("weight_decay", 0.01, params.path_of("torch_adam"));
+  }
   params.known({"adam_w_mode"});
   params.finish();
   if (type) set_defaults(all, params, file);
