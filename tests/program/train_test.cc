@@ -148,6 +148,13 @@ TEST_CASE("Without --json a table is printed; runs get directories of their own"
   }
 }
 
+TEST_CASE("The batch that is told is the one that is trained with") {
+  const Outcome outcome = run_weft("train --model resnet8 --epochs 1 --limit-batches 1 --output " +
+                                   fresh_scratch("told_batch") + " --global-batch-size 6");
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, Contains(" of 1 steps, global batch 6, ") && !Contains("batch 64"));
+}
+
 TEST_CASE("A folder of class folders trains, is held out from, and is evaluated whole") {
   const std::string folder = make_colour_folders("colours", 20, 12, 20);
   const auto events = run_train("colour_run", "--model vit_lite --data folder:" + folder +

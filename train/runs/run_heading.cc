@@ -32,13 +32,15 @@ std::string describe_settings(const Config& config, int64_t steps_per_epoch,
   if (config.max_steps > 0) limits += fmt::format(", {} at most", config.max_steps);
   if (!config.max_time.empty()) limits += fmt::format(", {} at most", config.max_time);
   const std::optional<int64_t> epochs = epoch_limit(config);
-  return fmt::format("{}: {}epoch{} of {} steps{}, batch {}{}{}, {} with learning rate {} ({})",
-                     config.recipe.empty() ? "settings" : config.recipe,
-                     epochs ? fmt::format("{} ", *epochs) : "", epochs == 1 ? "" : "s",
-                     steps_per_epoch, limits, config.batch_size,
-                     config.accumulate > 1 ? fmt::format(" x {}", config.accumulate) : "",
-                     sample.empty() ? "" : " x " + sample, config.optimizer, config.lr,
-                     optim::schedule_name(config.schedule));
+  return fmt::format(
+      "{}: {}epoch{} of {} steps{}, {}{}{}, {} with learning rate {} ({})",
+      config.recipe.empty() ? "settings" : config.recipe, epochs ? fmt::format("{} ", *epochs) : "",
+      epochs == 1 ? "" : "s", steps_per_epoch, limits,
+      config.global_batch_size > 0 ? fmt::format("global batch {}", config.global_batch_size)
+                                   : fmt::format("batch {}", config.batch_size),
+      config.accumulate > 1 ? fmt::format(" x {}", config.accumulate) : "",
+      sample.empty() ? "" : " x " + sample, config.optimizer, config.lr,
+      optim::schedule_name(config.schedule));
 }
 
 std::string describe_start(const Config& config, const Checkpoint* checkpoint) {
