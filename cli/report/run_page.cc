@@ -49,6 +49,14 @@ double last_or_nan(const std::vector<double>& values) {
   return values.empty() ? NAN : values.back();
 }
 
+double median_or_nan(std::vector<double> values) {
+  std::erase_if(values, [](double x) { return !std::isfinite(x); });
+  if (values.empty()) return NAN;
+  std::ranges::sort(values);
+  const size_t n = values.size();
+  return (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
 double largest(const Runs& runs, const std::string& name) {
   double most = 0;
   for (const RunRecord& run : runs) {
@@ -213,16 +221,14 @@ void add_overview(Page& page, const Runs& runs) {
     cells.push_back(fmt::format("{}", run.metrics.empty() ? 0 : run.metrics.back().step));
     double best = NAN;
     for (const double a : values_of(run, "accuracy/validation")) best = best >= a ? best : a;
-    std::vector<double> speeds = values_of(run, "images_per_second");
-    std::ranges::sort(speeds);
+    const double speed = median_or_nan(values_of(run, "images_per_second"));
     const double seconds = last("seconds"), memory = largest({run}, "memory_bytes");
-    cells.insert(
-        cells.end(),
-        {fixed(last("loss/train")), percent(last("accuracy/train")), fixed(last("loss/validation")),
-         percent(last("accuracy/validation")), percent(best),
-         speeds.empty() ? "–" : fmt::format("{:.0f}", speeds[speeds.size() / 2]),
-         memory > 0 ? bytes_text(memory) : "–",
-         std::isfinite(seconds) ? io::format_duration(seconds) : "–"});
+    cells.insert(cells.end(),
+                 {fixed(last("loss/train")), percent(last("accuracy/train")),
+                  fixed(last("loss/validation")), percent(last("accuracy/validation")),
+                  percent(best), std::isfinite(speed) ? fmt::format("{:.0f}", speed) : "–",
+                  memory > 0 ? bytes_text(memory) : "–",
+                  std::isfinite(seconds) ? io::format_duration(seconds) : "–"});
     table.columns.push_back(run.name);
     for (size_t i = 0; i < cells.size(); ++i) table.rows[i].push_back(cells[i]);
   }

@@ -35,7 +35,7 @@ void write_metrics(const io::Path& run, double loss, bool scales = false, bool w
     const auto s = static_cast<double>(step);
     std::vector<std::pair<std::string, double>> row = {{"loss/step", loss + 6 - s},
                                                        {"lr", 1e-3 / s},
-                                                       {"images_per_second", 100 + s},
+                                                       {"images_per_second", 100 + 10 * s},
                                                        {"memory_bytes", 3e6},
                                                        {"grad_norm", 1 / s}};
     if (scales) row.emplace_back("loss_scale", 65536);
@@ -112,6 +112,7 @@ TEST_CASE("A run's page has every section and refers to nothing outside") {
   CHECK(has(section(html, "Loss"), "Loss over steps"));
   CHECK(has(section(html, "Loss"), "Loss over time"));
   CHECK(has(section(html, "Overview"), "<td>75.00%</td>"));  // the last, and best
+  CHECK(has(section(html, "Overview"), "<td>135</td>"));     // between 130 and 140
   CHECK(has(section(html, "Overview"), "2 of 2"));
   CHECK(has(section(html, "Layers"), "blocks.0.fc1, step 4: 0.125"));
   const std::string confusion = section(html, "Confusion matrix");
