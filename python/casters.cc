@@ -103,9 +103,8 @@ Shape shape_of_arguments(const nb::args& sizes, std::string_view function) {
   Shape shape;
   const bool is_one = sizes.size() == 1 && !PyIndex_Check(nb::handle(sizes[0]).ptr());
   if (!read_shape(is_one ? nb::handle(sizes[0]) : nb::handle(sizes), shape)) {
-    throw nb::type_error(fmt::format("{}: expected at most {} integers, got {}", function, kMaxDims,
-                                     nb::repr(sizes).c_str())
-                             .c_str());
+    throw type_error("{}: expected at most {} integers, got {}", function, kMaxDims,
+                     nb::repr(sizes).c_str());
   }
   return shape;
 }

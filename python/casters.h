@@ -20,6 +20,7 @@
 
 #include "autograd/ops.h"
 #include "core/tensor.h"
+#include "python/errors.h"  // IWYU pragma: export
 
 namespace weft::python {
 

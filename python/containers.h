@@ -3,14 +3,10 @@
 #pragma once
 
 #include <functional>
-#include <string>
 
 #include "python/casters.h"
 
 namespace weft::python {
-
-/// The name of an object's class, for errors: "list", "numpy.ndarray".
-inline std::string type_of(nb::handle object) { return nb::type_name(object.type()).c_str(); }
 
 /// A level of a function that follows Python's objects into each other: with it one that holds
 /// itself ends as Python's RecursionError, " in what was walked".

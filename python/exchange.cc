@@ -225,9 +225,7 @@ const Format& exported_format(const Tensor& x);
 
 Tensor from_dlpack(nb::handle object, const MaybeDevice& device, std::optional<bool> copy) {
   if (!nb::hasattr(object, "__dlpack__") && !PyCapsule_CheckExact(object.ptr())) {
-    throw nb::type_error(
-        fmt::format("from_dlpack: {} has no __dlpack__", nb::type_name(object.type()).c_str())
-            .c_str());
+    throw type_error("from_dlpack: {} has no __dlpack__", type_of(object));
   }
   Tensor x;
   if (PyCapsule_CheckExact(object.ptr())) {
@@ -288,8 +286,7 @@ Tensor import_buffer(nb::handle object) {
     if (is_long || (f.buffer && letter == f.buffer)) dtype = f.dtype;
   }
   if (!dtype || static_cast<size_t>(held->itemsize) != itemsize(*dtype)) {
-    throw nb::type_error(
-        fmt::format("no dtype of Weft is the buffer's format \"{}\"", format).c_str());
+    throw type_error("no dtype of Weft is the buffer's format \"{}\"", format);
   }
   if (held->ndim > kMaxDims)
     refuse(fmt::format("at most {} dimensions, got {}", kMaxDims, held->ndim));
@@ -480,7 +477,7 @@ void release_buffer(PyObject*, Py_buffer* buffer) noexcept {
 /// A NumPy array on the tensor's memory.
 nb::object to_numpy(const Tensor& x) {
   if (x.device().type != DeviceType::cpu) {
-    throw nb::type_error(fmt::format("numpy: {} is not in the CPU's memory; use cpu()", x).c_str());
+    throw type_error("numpy: {} is not in the CPU's memory; use cpu()", x);
   }
   const Format& format = exported_format(x);
   const nb::module_ numpy = nb::module_::import_("numpy");
@@ -498,7 +495,7 @@ nb::object to_array(const Tensor& x, nb::object dtype, nb::object copy) {
   nb::object array = to_numpy(x);
   const bool converts = !dtype.is_none() && !array.attr("dtype").equal(dtype);
   if (converts && !copy.is_none() && !nb::cast<bool>(copy))
-    throw nb::value_error(fmt::format("{} cannot have another dtype without a copy", x).c_str());
+    throw value_error("{} cannot have another dtype without a copy", x);
   if (converts) return array.attr("astype")(dtype);
   return !copy.is_none() && nb::cast<bool>(copy) ? array.attr("copy")() : array;
 }
@@ -557,9 +554,7 @@ Tensor import_array(nb::handle object) {
   if (PyObject_CheckBuffer(object.ptr())) return import_buffer(object);
   if (nb::hasattr(object, "__dlpack__")) return from_dlpack(object, {}, std::nullopt);
   if (nb::hasattr(object, "__array__")) return import_buffer(object.attr("__array__")());
-  throw nb::type_error(
-      fmt::format("expected numbers or an array, got a {}", nb::type_name(object.type()).c_str())
-          .c_str());
+  throw type_error("expected numbers or an array, got a {}", type_of(object));
 }
 
 PyType_Slot* buffer_slots() {

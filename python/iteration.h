@@ -1,7 +1,5 @@
-// Loaders as Python's iterators.
+// Loaders as Python's iterators, and items by their places.
 #pragma once
-
-#include <optional>
 
 #include "python/casters.h"
 
@@ -16,6 +14,14 @@ auto next_of(Loader& loader) {
   }();
   if (!batch) throw nb::stop_iteration();
   return std::move(*batch);
+}
+
+/// The place of an item of so many, which may be counted from the end. Throws IndexError: "sample 7
+/// of 5".
+inline int64_t place_of(const char* what, int64_t i, int64_t size) {
+  if (i < 0) i += size;
+  if (i >= 0 && i < size) return i;
+  throw nb::index_error(fmt::format("{} {} of {}", what, i, size).c_str());
 }
 
 /// (epoch, batch) of a loader that can be asked and told where it stands.

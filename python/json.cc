@@ -37,16 +37,14 @@ void check_integer(nb::handle integer) {
     if (!PyErr_Occurred()) return;
     PyErr_Clear();
   }
-  throw nb::type_error(
-      fmt::format("expected an integer of 64 bits, got {}", nb::repr(integer).c_str()).c_str());
+  throw type_error("expected an integer of 64 bits, got {}", nb::repr(integer).c_str());
 }
 
 /// json.dumps would make a text of a number.
 void check_key(nb::handle key) {
   if (PyUnicode_Check(key.ptr())) return;
-  throw nb::type_error(fmt::format("expected texts as a dict's keys, got {}, a {}",
-                                   nb::repr(key).c_str(), type_of(key))
-                           .c_str());
+  throw type_error("expected texts as a dict's keys, got {}, a {}", nb::repr(key).c_str(),
+                   type_of(key));
 }
 
 /// The object for json.dumps, with the words above.
@@ -132,7 +130,7 @@ nlohmann::json json_of(nb::handle object, NamedTensors* tensors) {
   try {
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {  // half of a surrogate pair
-    throw nb::type_error(fmt::format("JSON cannot hold {}: {}", text, error.what()).c_str());
+    throw type_error("JSON cannot hold {}: {}", text, error.what());
   }
 }
 

@@ -38,7 +38,7 @@ nb::object of_one_tensor(const std::string& why, nb::handle model, const nb::arg
                          const nb::kwargs& options, const Call& call) {
   const Tensor* const x = one_tensor(arguments, options);
   if (!x) {
-    throw nb::type_error(fmt::format("{}: {}", text_of(model, arguments, options), why).c_str());
+    throw type_error("{}: {}", text_of(model, arguments, options), why);
   }
   const Tensor y = [&] {
     const nb::gil_scoped_release unlocked;
@@ -150,9 +150,7 @@ nb::object forward_of(Fabric& fabric, Module& model, const nb::callable& functio
     bool has_tensors = false;
     for_each_leaf(result, [&](nb::handle leaf) { has_tensors |= nb::isinstance<Tensor>(leaf); });
     if (has_tensors) return result;
-    throw nb::type_error(
-        fmt::format("forward: expected a tensor from the function, got a {}", type_of(result))
-            .c_str());
+    throw type_error("forward: expected a tensor from the function, got a {}", type_of(result));
   });
 }
 

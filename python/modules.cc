@@ -43,9 +43,8 @@ struct SegmentFunction {
     const nb::gil_scoped_acquire locked;
     const nb::object y = self ? (*function)(nb::handle(self), x) : (*function)(x);
     if (nb::isinstance<Tensor>(y)) return nb::cast<Tensor>(y);
-    throw nb::type_error(fmt::format("segment \"{}\": expected a tensor from its function, got {}",
-                                     segment, nb::type_name(y.type()).c_str())
-                             .c_str());
+    throw type_error("segment \"{}\": expected a tensor from its function, got {}", segment,
+                     type_of(y));
   }
   nb::object object() const {
     return self ? nb::steal(PyMethod_New(function->ptr(), self)) : *function;
@@ -59,10 +58,8 @@ std::function<Tensor(const Tensor&)> forward_of(const std::string& segment, nb::
     };
   }
   if (PyCallable_Check(function.ptr()) == 0) {
-    throw nb::type_error(fmt::format("segment \"{}\": forward: expected a module or a function of "
-                                     "a tensor, got {}",
-                                     segment, nb::type_name(function.type()).c_str())
-                             .c_str());
+    throw type_error("segment \"{}\": forward: expected a module or a function of a tensor, got {}",
+                     segment, type_of(function));
   }
   return SegmentFunction{segment, keep(nb::borrow(function))};
 }
@@ -81,8 +78,7 @@ nn::WrapPolicy units_of(nb::handle given) {
     const nb::tuple classes = is_list ? nb::tuple(nb::borrow(given)) : nb::make_tuple(given);
     for (nb::handle one : classes) {
       if (PyType_Check(one.ptr())) continue;
-      throw nb::type_error(
-          fmt::format("units: expected classes, got {}", nb::repr(one).c_str()).c_str());
+      throw type_error("units: expected classes, got {}", nb::repr(one).c_str());
     }
     return decide(keep(classes),
                   [](const nb::object& all, const std::string&, const nb::object& module) {
@@ -92,10 +88,9 @@ nn::WrapPolicy units_of(nb::handle given) {
                   });
   }
   if (PyCallable_Check(given.ptr()) == 0) {
-    throw nb::type_error(fmt::format("units: expected classes of modules, or a function of a name "
-                                     "and a module, got {}",
-                                     nb::type_name(given.type()).c_str())
-                             .c_str());
+    throw type_error(
+        "units: expected classes of modules, or a function of a name and a module, got {}",
+        type_of(given));
   }
   return decide(keep(nb::borrow(given)),
                 [](const nb::object& f, const std::string& name, const nb::object& module) {
@@ -111,9 +106,7 @@ std::function<std::shared_ptr<Module>()> replica_of(nb::handle function) {
     const nb::gil_scoped_acquire locked;
     const nb::object made = (*kept)();
     if (nb::isinstance<Module>(made)) return nb::cast<std::shared_ptr<Module>>(made);
-    throw nb::type_error(fmt::format("replica: expected a module from its function, got {}",
-                                     nb::type_name(made.type()).c_str())
-                             .c_str());
+    throw type_error("replica: expected a module from its function, got {}", type_of(made));
   };
 }
 
@@ -297,13 +290,12 @@ std::string name_of_class(nb::handle object) {
 
 Tensor tensor_of_forward(nb::handle module, const nb::object& returned) {
   if (nb::isinstance<Tensor>(returned)) return nb::cast<Tensor>(returned);
-  throw nb::type_error(
-      fmt::format("{}.forward(): expected a tensor, got a {}: what has called it, a Sequential, a "
-                  "segment, fabric.forward(x), a Trainer's own steps, or the strategies dp and "
-                  "pipeline, hands on one tensor alone; return one, or call model(...) under "
-                  "another strategy, such as ddp, fsdp or tp, which hands on any",
-                  nb::type_name(module.type()).c_str(), nb::type_name(returned.type()).c_str())
-          .c_str());
+  throw type_error(
+      "{}.forward(): expected a tensor, got a {}: what has called it, a Sequential, a segment, "
+      "fabric.forward(x), a Trainer's own steps, or the strategies dp and pipeline, hands on one "
+      "tensor alone; return one, or call model(...) under another strategy, such as ddp, fsdp or "
+      "tp, which hands on any",
+      type_of(module), type_of(returned));
 }
 
 OwnedModules owned_modules(const std::shared_ptr<Module>& root) {
@@ -341,19 +333,16 @@ std::shared_ptr<Module> part_at(std::shared_ptr<Module> part, std::string_view p
 }  // namespace
 
 ModelStructure read_structure(nb::handle module, nb::handle returned) {
-  const std::string method = nb::type_name(module.type()).c_str() + std::string(".structure()");
+  const std::string method = type_of(module) + std::string(".structure()");
   if (!nb::isinstance<ModelStructure>(returned)) {
-    throw nb::type_error(fmt::format("{}: expected a weft.nn.ModelStructure, got {}", method,
-                                     nb::type_name(returned.type()).c_str())
-                             .c_str());
+    throw type_error("{}: expected a weft.nn.ModelStructure, got {}", method, type_of(returned));
   }
   auto structure = nb::cast<ModelStructure>(returned);
   std::unordered_set<const Module*> own;
   for (const auto& [name, part] : nb::cast<Module&>(module).named_modules()) own.insert(part);
   for (const auto& [what, part] : parts_of(structure)) {
     if (own.contains(part)) continue;
-    throw nb::value_error(
-        fmt::format("{}: {}: expected modules of the model, got another", method, what).c_str());
+    throw value_error("{}: {}: expected modules of the model, got another", method, what);
   }
   if (structure.units) {
     structure.units = [units = structure.units, &model = nb::cast<Module&>(module)](
@@ -408,9 +397,8 @@ nb::object blank_like(nb::handle self) {
   // A module of C++ that Python has no class of.
   if (type.is(nb::type<Module>()) && typeid(module) != typeid(Module) &&
       !dynamic_cast<const nn::NamesItsClass*>(&module)) {
-    throw nb::type_error(fmt::format("deepcopy: expected the model that it belongs to, got a {}",
-                                     nn::class_name(module))
-                             .c_str());
+    throw type_error("deepcopy: expected the model that it belongs to, got a {}",
+                     nn::class_name(module));
   }
   // Python's __init__ may do anything; that of the C++ class below it takes what _arguments says.
   for (nb::handle base : nb::borrow<nb::tuple>(type.attr("__mro__"))) {

@@ -89,8 +89,7 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
   if (nb::isinstance<Module>(value)) {
     const auto child = nb::cast<std::shared_ptr<Module>>(value);
     for (const auto& [path, below] : child->named_modules()) {
-      if (below == &module)
-        throw nb::value_error(fmt::format("\"{}\" would contain itself", text).c_str());
+      if (below == &module) throw value_error("\"{}\" would contain itself", text);
     }
     check_replaceable(self, text);
     ModuleAccess::set_child_of(module, text, child);
@@ -122,8 +121,7 @@ nb::object get_attribute(nb::handle self, nb::str name) {
   for (const NamedTensors& tensors : {module.named_parameters(), module.named_buffers()}) {
     if (const Tensor* own = find_own(tensors, text)) return nb::cast(*own);
   }
-  throw nb::attribute_error(
-      fmt::format("{} has no attribute \"{}\"", nb::type_name(self.type()).c_str(), text).c_str());
+  throw nb::attribute_error(fmt::format("{} has no attribute \"{}\"", type_of(self), text).c_str());
 }
 
 nb::object call(nb::handle self, const nb::args& arguments, const nb::kwargs& options) {

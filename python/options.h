@@ -108,9 +108,7 @@ template <class Options, class... Access>
 [[noreturn]] void refuse_arguments(const std::string& name, const nb::args& positional,
                                    const nb::kwargs& given,
                                    const std::tuple<Field<Access>...>& fields) {
-  const auto refuse = [&](const std::string& why) {
-    throw nb::type_error(fmt::format("{}: {}", name, why).c_str());
-  };
+  const auto refuse = [&](const std::string& why) { throw type_error("{}: {}", name, why); };
   if (positional.size() > 0) {
     refuse(
         fmt::format("expected keyword arguments alone, got {} without a name", positional.size()));
@@ -126,7 +124,7 @@ template <class Options, class... Access>
       TakenOf<A, Options> taken{};
       if (argument != field.name || nb::try_cast(nb::handle(value), taken)) return;
       refuse(fmt::format("{}: unexpected {}, of type {}", argument, nb::repr(value).c_str(),
-                         nb::type_name(value.type()).c_str()));
+                         type_of(value)));
     };
     std::apply([&](const auto&... field) { (check(field), ...); }, fields);
   }

@@ -15,10 +15,8 @@ inline optim::Schedule schedule_of(const char* whose, ScheduleFunction function)
     const nb::object factor = function(step);
     double number = 0;
     if (nb::try_cast(factor, number)) return number;
-    throw nb::type_error(fmt::format("{}: expected a number from the schedule for step {}, got {}, "
-                                     "a {}",
-                                     whose, step, nb::repr(factor).c_str(), type_of(factor))
-                             .c_str());
+    throw type_error("{}: expected a number from the schedule for step {}, got {}, a {}", whose,
+                     step, nb::repr(factor).c_str(), type_of(factor));
   };
 }
 

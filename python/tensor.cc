@@ -58,7 +58,7 @@ struct Numbers {
     for (nb::object level = nb::borrow(data); is_sequence(level);) {
       const size_t size = nb::len(level);
       if (shape.size() == kMaxDims)
-        throw nb::value_error(fmt::format("tensor: more than {} nested lists", kMaxDims).c_str());
+        throw value_error("tensor: more than {} nested lists", kMaxDims);
       shape.push_back(static_cast<int64_t>(size));
       if (size == 0) break;
       level = level[0];
@@ -74,24 +74,20 @@ struct Numbers {
       const nb::tuple items(nb::borrow(data));
       const auto size = static_cast<int64_t>(items.size());
       if (dim == shape.size() || size != shape[dim]) {
-        throw nb::value_error(
-            fmt::format("tensor: a list of {} elements in dimension {}, where the first has {}",
-                        size, dim, dim < shape.size() ? shape[dim] : 0)
-                .c_str());
+        throw value_error("tensor: a list of {} elements in dimension {}, where the first has {}",
+                          size, dim, dim < shape.size() ? shape[dim] : 0);
       }
       for (nb::handle item : items) read(item, dim + 1);
       return;
     }
     if (dim != shape.size()) {
-      throw nb::value_error(
-          fmt::format("tensor: a number in dimension {}, where the first has a list", dim).c_str());
+      throw value_error("tensor: a number in dimension {}, where the first has a list", dim);
     }
     Operand value;
     if (nb::isinstance<Tensor>(data)) data = held_.emplace_back(item(nb::cast<Tensor>(data)));
     if (!read_number(data, value)) {
-      throw nb::type_error(fmt::format("tensor: expected numbers, got {} of type {}",
-                                       nb::repr(data).c_str(), nb::type_name(data.type()).c_str())
-                               .c_str());
+      throw type_error("tensor: expected numbers, got {} of type {}", nb::repr(data).c_str(),
+                       type_of(data));
     }
     kind = std::max(kind, value.kind);
     values.push_back(value);
@@ -264,8 +260,7 @@ void bind_tensor(nb::module_& m, nb::class_<Tensor>& tensor) {
       .def("__bool__",
            [](const Tensor& x) {
              if (x.numel() != 1) {
-               throw nb::value_error(
-                   fmt::format("the truth of {} is ambiguous: use any() or all()", x).c_str());
+               throw value_error("the truth of {} is ambiguous: use any() or all()", x);
              }
              return on_cpu(x).item() != 0;
            })
@@ -274,9 +269,7 @@ void bind_tensor(nb::module_& m, nb::class_<Tensor>& tensor) {
       .def("__index__",
            [](const Tensor& x) {
              if (is_floating(x.dtype()) || x.numel() != 1) {
-               throw nb::type_error(
-                   fmt::format("only an integer tensor of one element is an index, got {}", x)
-                       .c_str());
+               throw type_error("only an integer tensor of one element is an index, got {}", x);
              }
              return nb::int_(item(x));
            })

@@ -57,13 +57,12 @@ void bind_grammar(nb::module_& m) {
   nb::class_<Grammar>(
       m, "Grammar",
       "Text from a probabilistic context-free grammar whose entropy is known: what a language "
-      "model's loss can come down to, and not below.\n\n"
-      "rules: {\"S\": [(0.25, \"aSb\"), (0.75, \"c\")]}: a letter A to Z is replaced by one of its "
-      "alternatives, drawn with their probabilities; all other bytes stand for themselves. A text "
-      "is sentences, each grown from S. Throws Error naming the rule for letters without one, "
-      "probabilities that are not positive or whose sum is not 1, alternatives that begin with a "
-      "letter or with the byte of another, no rule for S, and sentences whose mean length is not "
-      "finite.\n\n"
+      "model's loss can come down to, and not below.\n\nrules: {\"S\": [(0.25, \"aSb\"), (0.75, "
+      "\"c\")]}: a letter A to Z is replaced by one of its alternatives, drawn with their "
+      "probabilities; all other bytes stand for themselves. A text is sentences, each grown from "
+      "S. Throws Error naming the rule for letters without one, probabilities that are not "
+      "positive or whose sum is not 1, alternatives that begin with a letter or with the byte of "
+      "another, no rule for S, and sentences whose mean length is not finite.\n\n"
       "Grenander, \"Syntax-Controlled Probabilities\", 1967.")
       .def(
           "__init__",
@@ -96,12 +95,11 @@ void bind_windows(nb::module_& m) {
   nb::class_<RandomWindowLoader> loader(
       m, "RandomWindowLoader",
       "Windows of a text at random places, as batches (tokens, targets), int64 [batch_size, "
-      "length] "
-      "each: a token is a byte, its target the one that follows it. They depend on (the text's "
-      "size, options, epoch, index) alone. An epoch has as many batches as the text has bytes for; "
-      "iterating once is one epoch, the next iteration is the next epoch, or the rest of one that "
-      "was left: set_epoch() begins one anew. Throws Error for a text "
-      "of fewer than length + 1 bytes.");
+      "length] each: a token is a byte, its target the one that follows it. They depend on (the "
+      "text's size, options, epoch, index) alone. An epoch has as many batches as the text has "
+      "bytes for; iterating once is one epoch, the next iteration is the next epoch, or the rest "
+      "of one that was left: set_epoch() begins one anew. Throws Error for a text of fewer than "
+      "length + 1 bytes.");
   loader
       .def(nb::new_([](const nb::bytes& text, int64_t batch_size, int64_t length, uint64_t seed) {
              return on_text_of_its_own<RandomWindowLoader>(
@@ -120,11 +118,9 @@ void bind_windows(nb::module_& m) {
       m, "WindowDataset",
       "Windows of one text that are all alike, (tokens, targets) int64 [length] each: each counts "
       "the second half of its targets, the others are -100, cross_entropy's ignore_index; each "
-      "byte "
-      "of the text is one of these once, but for those at its beginning and end that no whole "
+      "byte of the text is one of these once, but for those at its beginning and end that no whole "
       "window counts. So the mean over windows is that over bytes. Throws Error for a text of "
-      "fewer "
-      "than length + 1 bytes, and an odd length.")
+      "fewer than length + 1 bytes, and an odd length.")
       .def(nb::new_([](const nb::bytes& text, int64_t length) {
              return on_text_of_its_own<WindowDataset>(text, length);
            }),
@@ -145,9 +141,7 @@ void bind_windows(nb::module_& m) {
       .def("__len__", &Windows::size)
       .def("__getitem__",
            [](const Windows& self, int64_t i) {
-             if (i < 0) i += self.size();
-             if (i < 0 || i >= self.size())
-               throw nb::index_error(fmt::format("window {} of {}", i, self.size()).c_str());
+             i = place_of("window", i, self.size());
              const data::TokenBatch batch = self.batch(i, i + 1);
              return std::pair(ops::select(batch.tokens, 0, 0), ops::select(batch.targets, 0, 0));
            })
@@ -173,8 +167,7 @@ void bind_text(nb::module_& m) {
       },
       "spec"_a, "length"_a,
       "(train, validation, test, entropy) for a model that sees `length` bytes: 90%, 5% and 5% of "
-      "a "
-      "text, in this order, as bytes, and nats a byte where they are known, else None. spec: "
+      "a text, in this order, as bytes, and nats a byte where they are known, else None. spec: "
       "grammar, sentences of Grammar.tales(); text:FILE, or a FILE that ends in .txt. Throws Error "
       "naming the file that cannot be read, or that is too short to test such a model on a "
       "twentieth of it.");

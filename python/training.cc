@@ -81,10 +81,7 @@ void bind_data(nb::module_ m) {
       .def(
           "__getitem__",
           [](const data::Dataset& d, int64_t i) {
-            if (i < 0) i += d.size();
-            if (i < 0 || i >= d.size())
-              throw nb::index_error(fmt::format("example {} of {}", i, d.size()).c_str());
-            const data::Example e = d.example(i);
+            const data::Example e = d.example(place_of("example", i, d.size()));
             return nb::make_tuple(Tensor::from(e.image.pixels, {e.image.height, e.image.width, 3}),
                                   e.label);
           },
@@ -150,9 +147,8 @@ class Samples : public data::TensorDataset {
     if (nb::isinstance<Tensor>(sample)) return {nb::cast<Tensor>(sample)};
     Tensors tensors;
     if (nb::try_cast(sample, tensors)) return tensors;
-    throw nb::type_error(fmt::format("sample {}: expected a tensor or a tuple of tensors, got {}",
-                                     index, nb::type_name(sample.type()).c_str())
-                             .c_str());
+    throw type_error("sample {}: expected a tensor or a tuple of tensors, got {}", index,
+                     type_of(sample));
   }
 
  private:
@@ -170,10 +166,7 @@ void bind_tensor_data(nb::module_ m) {
       }))
       .def("__len__", &TensorDataset::size)
       .def("__getitem__", [](const TensorDataset& self, int64_t i) {
-        if (i < 0) i += self.size();
-        if (i < 0 || i >= self.size())
-          throw nb::index_error(fmt::format("sample {} of {}", i, self.size()).c_str());
-        return nb::tuple(nb::cast(self.sample(i)));
+        return nb::tuple(nb::cast(self.sample(place_of("sample", i, self.size()))));
       });
   nb::class_<TensorLoader> loader(
       m, "TensorLoader",

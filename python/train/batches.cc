@@ -97,17 +97,14 @@ std::optional<ObjectBatch> ObjectSource::next() {
 TrainerLoader::TrainerLoader(nb::object loader) : loader_(std::move(loader)) {
   const auto check = [&](const char* method, const char* why) {
     if (nb::hasattr(loader_, method)) return;
-    throw nb::type_error(
-        fmt::format("trainer: expected a loader, an iterable of batches with a length; {} has no "
-                    "{}, {}",
-                    type_of(loader_), method, why)
-            .c_str());
+    throw type_error(
+        "trainer: expected a loader, an iterable of batches with a length; {} has no {}, {}",
+        type_of(loader_), method, why);
   };
   check("__iter__", "which each epoch calls");
   check("__len__", "which tells the batches of an epoch");
   if (batches() > 0) return;
-  throw nb::value_error(
-      fmt::format("trainer: expected batches, got a {} without any", type_of(loader_)).c_str());
+  throw value_error("trainer: expected batches, got a {} without any", type_of(loader_));
 }
 
 TrainerLoader::~TrainerLoader() {
@@ -135,10 +132,8 @@ void TrainerLoader::begin() {
   source_.emplace(loader_);
   for (int64_t i = 0; i < position_.batch; ++i) {
     if (source_->next()) continue;
-    throw nb::value_error(
-        fmt::format("trainer: expected more than {} batches of epoch {} to go on, got {} of a {}",
-                    position_.batch, position_.epoch, i, type_of(loader_))
-            .c_str());
+    throw value_error("trainer: expected more than {} batches of epoch {} to go on, got {} of a {}",
+                      position_.batch, position_.epoch, i, type_of(loader_));
   }
 }
 
@@ -152,10 +147,8 @@ std::optional<Tensors> TrainerLoader::next() {
   }
   const int64_t index = position_.batch++;
   const auto refuse = [&](const std::string& got) {
-    throw nb::type_error(
-        fmt::format("batch {} of a {}: expected a tensor, or a tuple or list of tensors, got {}",
-                    index, type_of(loader_), got)
-            .c_str());
+    throw type_error("batch {} of a {}: expected a tensor, or a tuple or list of tensors, got {}",
+                     index, type_of(loader_), got);
   };
   const nb::handle object = batch->object;
   if (is_tensor(object)) return Tensors{import_array(object)};
@@ -187,8 +180,7 @@ void bind_shared_batches(nb::module_& m) {
 nb::object share_batches(nb::handle_t<Fabric> fabric, nb::handle batches, bool deals_out,
                          bool moves) {
   const auto refuse = [&](const char* expected) {
-    throw nb::type_error(
-        fmt::format("setup_dataloader: expected {}, got a {}", expected, type_of(batches)).c_str());
+    throw type_error("setup_dataloader: expected {}, got a {}", expected, type_of(batches));
   };
   if (!nb::hasattr(batches, "__iter__")) refuse("an iterable of batches");
   if (nb::isinstance<SharedBatches>(batches) ||

@@ -36,10 +36,9 @@ Tensor tensor_of(const Fabric& fabric, const char* function, nb::handle leaf, bo
   if (nb::isinstance<Tensor>(leaf)) return nb::cast<Tensor>(leaf);
   Operand number;
   if (!is_number(leaf, number)) {
-    throw nb::type_error(fmt::format("{}: expected tensors and numbers, also in tuples, lists, "
-                                     "dicts and dataclasses, got a {}",
-                                     function, type_of(leaf))
-                             .c_str());
+    throw type_error(
+        "{}: expected tensors and numbers, also in tuples, lists, dicts and dataclasses, got a {}",
+        function, type_of(leaf));
   }
   const bool is_whole = number.kind != Operand::Kind::kFloat && !is_real;
   return to_device(is_whole ? Tensor::from(std::vector{number.integer}, {})
@@ -50,9 +49,7 @@ Tensor tensor_of(const Fabric& fabric, const char* function, nb::handle leaf, bo
 /// Lightning's word for some of the ranks.
 void check_group(const char* function, nb::handle group) {
   if (group.is_none()) return;
-  throw nb::type_error(
-      fmt::format("{}: group: expected None, all ranks, got a {}", function, type_of(group))
-          .c_str());
+  throw type_error("{}: group: expected None, all ranks, got a {}", function, type_of(group));
 }
 
 nb::object all_reduce(const Fabric& fabric, nb::handle data, const std::string& name,

@@ -45,7 +45,7 @@ nlohmann::json named_json(const char* what, nb::handle object) {
   } catch (const nb::builtin_exception& error) {
     reason = error.what();
   }
-  throw nb::type_error(fmt::format("{}: expected what JSON holds: {}", what, reason).c_str());
+  throw type_error("{}: expected what JSON holds: {}", what, reason);
 }
 
 /// Of a path or of a dict.
@@ -66,20 +66,19 @@ void make_engine(OwnEngine* self, nn::Module& model, const nb::object& config,
   ConfigFile file = file_of(config);
   if (nb::hasattr(lr_scheduler, "step")) {
     if (!optimizer) {
-      throw nb::type_error(fmt::format("initialize: lr_scheduler, a {}, has an optimizer of its "
-                                       "own: expected that as optimizer, got None",
-                                       type_of(lr_scheduler))
-                               .c_str());
+      throw type_error(
+          "initialize: lr_scheduler, a {}, has an optimizer of its own: expected that as "
+          "optimizer, got None",
+          type_of(lr_scheduler));
     }
     file.settings.erase("schedule");
   } else if (PyCallable_Check(lr_scheduler.ptr())) {
     options.lr_scheduler =
         schedule_of("initialize: lr_scheduler", nb::cast<ScheduleFunction>(lr_scheduler));
   } else if (!lr_scheduler.is_none()) {
-    throw nb::type_error(fmt::format("initialize: lr_scheduler: expected a Scheduler or a function "
-                                     "of the step, got a {}",
-                                     type_of(lr_scheduler))
-                             .c_str());
+    throw type_error(
+        "initialize: lr_scheduler: expected a Scheduler or a function of the step, got a {}",
+        type_of(lr_scheduler));
   }
   new (self) OwnEngine(model, with_replica(model.structure(), model), file, std::move(options));
   watch_forward(nb::find(model));
@@ -106,9 +105,8 @@ nb::list named(const nn::Module& model, nb::handle parameters) {
     const auto found =
         std::ranges::find_if(known, [&](const auto& entry) { return entry.second.is_same(x); });
     if (found == known.end()) {
-      throw nb::value_error(
-          fmt::format("initialize: model_parameters: expected parameters of the model, got {}", x)
-              .c_str());
+      throw value_error("initialize: model_parameters: expected parameters of the model, got {}",
+                        x);
     }
     all.append(nb::make_tuple(found->first, x));
   }
@@ -137,10 +135,10 @@ nb::object loader_of(nb::handle engine, const nb::object& samples) {
   } else if (nb::hasattr(samples, "__getitem__") && nb::hasattr(samples, "__len__")) {
     loader = nb::type<data::TensorLoader>()(samples, batch_size, true);
   } else if (!nb::hasattr(samples, "__iter__")) {
-    throw nb::type_error(fmt::format("initialize: training_data: expected a data set, with a "
-                                     "length and items, or an iterable of batches, got a {}",
-                                     type_of(samples))
-                             .c_str());
+    throw type_error(
+        "initialize: training_data: expected a data set, with a length and items, or an iterable "
+        "of batches, got a {}",
+        type_of(samples));
   }
   return engine.attr("fabric").attr("setup_dataloader")(loader);
 }
@@ -163,8 +161,7 @@ nb::tuple initialize(const nb::object& args, const nb::object& model, nb::object
                      const nb::object& lr_scheduler, const nb::object& config,
                      const nb::object& config_params, const std::string& device) {
   if (!nb::isinstance<nn::Module>(model)) {
-    throw nb::type_error(
-        fmt::format("initialize: expected a model, got a {}", type_of(model)).c_str());
+    throw type_error("initialize: expected a model, got a {}", type_of(model));
   }
   const nb::object given = config_of(args, config, config_params);
   if (optimizer.is_none() && !model_parameters.is_none()) {

@@ -82,16 +82,13 @@ NamedValues values_of(const char* function, const nb::dict& dict) {
   for (const auto& [name, value] : dict) {
     std::string text;
     if (!nb::try_cast(nb::handle(name), text)) {
-      throw nb::type_error(fmt::format("{}: expected texts as the names, got {}, a {}", function,
-                                       nb::repr(name).c_str(), type_of(name))
-                               .c_str());
+      throw type_error("{}: expected texts as the names, got {}, a {}", function,
+                       nb::repr(name).c_str(), type_of(name));
     }
     Operand number;
     if (!nb::try_cast(nb::handle(value), number)) {
-      throw nb::type_error(fmt::format("{}: \"{}\": expected a number, or a tensor of one element, "
-                                       "got {}, a {}",
-                                       function, text, nb::repr(value).c_str(), type_of(value))
-                               .c_str());
+      throw type_error("{}: \"{}\": expected a number, or a tensor of one element, got {}, a {}",
+                       function, text, nb::repr(value).c_str(), type_of(value));
     }
     values.emplace_back(text, number_of(number));
   }
@@ -173,10 +170,8 @@ dist::StrategyOptions strategy_options(const std::string& name, const nb::kwargs
     const bool is_given = !value.is_none();
     const auto read = [&, v = nb::handle(value)]<class T>(T& member) {
       if (nb::try_cast(v, member)) return;
-      throw nb::type_error(fmt::format("StrategyOptions: {}: expected {}, got {}", given,
-                                       nb::type_name(nb::cast(T()).type()).c_str(),
-                                       nb::repr(v).c_str())
-                               .c_str());
+      throw type_error("StrategyOptions: {}: expected {}, got {}", given, type_of(nb::cast(T())),
+                       nb::repr(v).c_str());
     };
     std::vector<std::string> known = {kSchedule, kPipelineSchedule};
     if (is_given && (given == kSchedule || given == kPipelineSchedule)) {
@@ -189,9 +184,8 @@ dist::StrategyOptions strategy_options(const std::string& name, const nb::kwargs
       if (is_given && known.back() == given) read(options.*member);
     });
     if (std::ranges::count(known, given) == 0) {
-      throw nb::type_error(fmt::format("StrategyOptions: unknown setting \"{}\"{}", given,
-                                       io::did_you_mean(given, known))
-                               .c_str());
+      throw type_error("StrategyOptions: unknown setting \"{}\"{}", given,
+                       io::did_you_mean(given, known));
     }
   }
   return options;
@@ -308,20 +302,18 @@ dist::MicroBatches micro_batches_of(const nb::sequence& pairs, bool accumulates,
     const bool is_pair = nb::isinstance<nb::tuple>(pair) && nb::len(pair) == 2 &&
                          nb::isinstance<Tensor>(pair[0]) && nb::try_cast(pair[1], loss);
     if (!is_pair) {
-      throw nb::type_error(fmt::format("run: micro-batch {}: expected a tuple of a tensor and a "
-                                       "function of the model's output, got {}",
-                                       i, nb::repr(pair).c_str())
-                               .c_str());
+      throw type_error(
+          "run: micro-batch {}: expected a tuple of a tensor and a function of the model's output, "
+          "got {}",
+          i, nb::repr(pair).c_str());
     }
     return dist::MicroBatch{
         .input = nb::cast<Tensor>(pair[0]), .loss = [loss, i](const Tensor& output) {
           const nb::gil_scoped_acquire locked;
           const nb::object value = loss(output);
           if (nb::isinstance<Tensor>(value)) return nb::cast<Tensor>(value);
-          throw nb::type_error(
-              fmt::format("run: micro-batch {}: expected a tensor from the loss, got a {}", i,
-                          type_of(value))
-                  .c_str());
+          throw type_error("run: micro-batch {}: expected a tensor from the loss, got a {}", i,
+                           type_of(value));
         }};
   };
   return {.count = static_cast<int64_t>(nb::len(pairs)),
@@ -376,8 +368,7 @@ void set_up(Fabric& fabric, nb::handle model, const nb::tuple& optimizers, bool 
   std::vector<optim::Optimizer*> all;
   for (nb::handle optimizer : optimizers) {
     if (!nb::isinstance<optim::Optimizer>(optimizer)) {
-      throw nb::type_error(
-          fmt::format("setup: expected an optimizer, got {}", type_of(optimizer)).c_str());
+      throw type_error("setup: expected an optimizer, got {}", type_of(optimizer));
     }
     all.push_back(nb::cast<optim::Optimizer*>(optimizer));
   }
@@ -432,8 +423,7 @@ void bind_steps(nb::module_& m, nb::class_<Fabric>& fabric) {
             std::vector<nn::Module*> all;
             for (nb::handle model : models) {
               if (!nb::isinstance<nn::Module>(model)) {
-                throw nb::type_error(
-                    fmt::format("accumulate: expected a model, got {}", type_of(model)).c_str());
+                throw type_error("accumulate: expected a model, got {}", type_of(model));
               }
               all.push_back(nb::cast<nn::Module*>(model));
             }
@@ -821,11 +811,10 @@ void bind_fabric(nb::module_ m) {
           "load_raw",
           [](const Fabric&, const io::Path& path, nb::handle object, bool strict) {
             if (!nb::isinstance<nn::Module>(object)) {
-              throw nb::type_error(
-                  fmt::format("fabric.load_raw: expected a model, got a {}: a file of tensors "
-                              "alone has no optimizer's state; load() reads what save() has left",
-                              type_of(object))
-                      .c_str());
+              throw type_error(
+                  "fabric.load_raw: expected a model, got a {}: a file of tensors alone has no "
+                  "optimizer's state; load() reads what save() has left",
+                  type_of(object));
             }
             auto& model = nb::cast<nn::Module&>(object);
             const nb::gil_scoped_release unlocked;

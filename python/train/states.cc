@@ -14,9 +14,8 @@ constexpr std::string_view kTensors = "#tensors";
 
 std::string name_of(const char* function, nb::handle key) {
   if (nb::isinstance<nb::str>(key)) return nb::cast<std::string>(key);
-  throw nb::type_error(fmt::format("fabric.{}: expected texts as the state's keys, got {}, a {}",
-                                   function, nb::repr(key).c_str(), type_of(key))
-                           .c_str());
+  throw type_error("fabric.{}: expected texts as the state's keys, got {}, a {}", function,
+                   nb::repr(key).c_str(), type_of(key));
 }
 
 bool has_state(nb::handle object) {
@@ -37,12 +36,10 @@ bool is_number(nb::handle object) {
 }
 
 [[noreturn]] void refuse(const std::string& name, nb::handle value, const std::string& why) {
-  throw nb::type_error(
-      fmt::format("fabric.save: the state \"{}\", a {}: expected a model, optimizer, scheduler, "
-                  "scaler, loader, tensors, what JSON holds, or an object with state_dict() and "
-                  "load_state_dict(): {}",
-                  name, type_of(value), why)
-          .c_str());
+  throw type_error(
+      "fabric.save: the state \"{}\", a {}: expected a model, optimizer, scheduler, scaler, "
+      "loader, tensors, what JSON holds, or an object with state_dict() and load_state_dict(): {}",
+      name, type_of(value), why);
 }
 
 /// A saved model's tensors, by their own names.
@@ -74,15 +71,13 @@ std::set<std::string> names_of(const NamedTensors& tensors) {
 void check_filter(const nb::dict& filter, const nb::dict& state) {
   for (const auto& [key, stays] : filter) {
     if (!state.contains(key)) {
-      throw nb::value_error(fmt::format("fabric.save: filter: expected keys of the state, got {}",
-                                        nb::repr(key).c_str())
-                                .c_str());
+      throw value_error("fabric.save: filter: expected keys of the state, got {}",
+                        nb::repr(key).c_str());
     }
     if (PyCallable_Check(stays.ptr()) == 0) {
-      throw nb::type_error(fmt::format("fabric.save: filter: expected a function of a name and a "
-                                       "value for {}, got a {}",
-                                       nb::repr(key).c_str(), type_of(stays))
-                               .c_str());
+      throw type_error(
+          "fabric.save: filter: expected a function of a name and a value for {}, got a {}",
+          nb::repr(key).c_str(), type_of(stays));
     }
   }
 }
@@ -171,10 +166,10 @@ void States::add_filtered(const std::string& name, nb::handle value, nb::handle 
     items = has_state(value) ? value.attr("state_dict")() : nb::borrow(value);
   }
   if (!nb::isinstance<nb::dict>(items)) {
-    throw nb::type_error(fmt::format("fabric.save: filter: the state \"{}\", a {}: expected a "
-                                     "model, a dict, or an object whose state_dict() is one",
-                                     name, type_of(value))
-                             .c_str());
+    throw type_error(
+        "fabric.save: filter: the state \"{}\", a {}: expected a model, a dict, or an object whose "
+        "state_dict() is one",
+        name, type_of(value));
   }
   nb::dict kept;
   for (const auto& [key, item] : nb::borrow<nb::dict>(items)) {

@@ -105,9 +105,7 @@ using train::TrainingModule;
 template <class T>
 T returned(const char* method, const char* expected, nb::handle value) {
   if (nb::isinstance<std::remove_reference_t<T>>(value)) return nb::cast<T>(value);
-  throw nb::type_error(
-      fmt::format("{}: expected {}, got {}", method, expected, nb::type_name(value.type()).c_str())
-          .c_str());
+  throw type_error("{}: expected {}, got {}", method, expected, type_of(value));
 }
 
 /// Of an optimizer, or of one and a schedule of its rate, a function of the step.
@@ -118,10 +116,10 @@ Optimization::Part part_of(nb::handle returned) {
   const nb::object schedule = is_pair ? returned[1] : nb::none();
   if (!nb::isinstance<optim::Optimizer>(optimizer) ||
       (is_pair && !PyCallable_Check(schedule.ptr()))) {
-    throw nb::type_error(fmt::format("{}: expected an optimizer, a tuple of one and a function of "
-                                     "the step, or a list of such, got {}",
-                                     kMethod, nb::repr(returned).c_str())
-                             .c_str());
+    throw type_error(
+        "{}: expected an optimizer, a tuple of one and a function of the step, or a list of such, "
+        "got {}",
+        kMethod, nb::repr(returned).c_str());
   }
   Optimization::Part part = {nb::cast<std::shared_ptr<optim::Optimizer>>(optimizer)};
   if (is_pair) part.schedule = schedule_of(kMethod, nb::cast<ScheduleFunction>(schedule));
@@ -448,7 +446,7 @@ struct DerivableCallback : Base {
     if (const Overridden key(nb_trampoline, "state_key"); key) return nb::cast<std::string>(key());
     std::string key = Base::state_key();
     const Overridden state(nb_trampoline, "state_dict");
-    if (state && key.empty()) key = nb::type_name(nb_trampoline.base().type()).c_str();
+    if (state && key.empty()) key = type_of(nb_trampoline.base());
     return key;
   }
   nlohmann::json state_dict() const override {
