@@ -3,10 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <memory>
 #include <span>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "autograd/ops.h"
 #include "core/mapped_pages.h"

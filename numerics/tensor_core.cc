@@ -9,7 +9,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <string>
 #include <vector>
 
 #include "core/error.h"

@@ -19,7 +19,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 
 #include "numerics/tensor_core.h"
 

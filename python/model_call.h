@@ -1,8 +1,6 @@
 // A program's calls of a model that was set up, by any arguments.
 #pragma once
 
-#include <functional>
-
 #include "python/casters.h"
 #include "train/fabric.h"
 

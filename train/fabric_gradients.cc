@@ -5,7 +5,6 @@
 #include <cmath>
 #include <span>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "autograd/backward.h"

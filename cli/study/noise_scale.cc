@@ -1,8 +1,6 @@
 #include "cli/study/noise_scale.h"
 
 #include <algorithm>
-#include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>

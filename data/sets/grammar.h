@@ -37,7 +37,6 @@
 
 #include <array>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "data/sets/text.h"

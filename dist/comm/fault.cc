@@ -1,6 +1,5 @@
 #include "dist/comm/fault.h"
 
-#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 

@@ -1,7 +1,5 @@
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "dist/strategy/strategies.h"
 
 namespace weft::dist {

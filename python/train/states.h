@@ -8,7 +8,6 @@
 #pragma once
 
 #include <deque>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>

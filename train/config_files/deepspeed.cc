@@ -1,7 +1,6 @@
 // The JSON of deepspeed.initialize(): batch rule, optimizer, scheduler, precision, ZeRO, clipping.
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cctype>
 #include <cmath>
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
-#include <span>
 
 #include "core/parallel.h"
 #include "kernels/gemm/matmul_numerics.h"

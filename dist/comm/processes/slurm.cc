@@ -1,8 +1,6 @@
 #include "dist/comm/processes/slurm.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <initializer_list>
 #include <sstream>
 
