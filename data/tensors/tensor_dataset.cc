@@ -42,27 +42,6 @@ class Rows : public TensorDataset {
   const Tensors tensors_;
 };
 
-class Part : public TensorDataset {
- public:
-  Part(TensorDatasetPtr base, int64_t begin, int64_t end)
-      : base_(std::move(base)), begin_(begin), end_(end) {
-    WEFT_CHECK(0 <= begin && begin <= end && end <= base_->size(), "subset: samples [{}, {}) of {}",
-               begin, end, base_->size());
-  }
-
-  int64_t size() const override { return end_ - begin_; }
-  Tensors sample(int64_t index) const override { return base_->sample(begin_ + index); }
-  Tensors batch(std::span<const int64_t> indices) const override {
-    std::vector<int64_t> theirs(indices.begin(), indices.end());
-    for (int64_t& index : theirs) index += begin_;
-    return base_->batch(theirs);
-  }
-
- private:
-  const TensorDatasetPtr base_;
-  const int64_t begin_, end_;
-};
-
 }  // namespace
 
 Tensors TensorDataset::batch(std::span<const int64_t> indices) const {
@@ -88,10 +67,6 @@ Tensors TensorDataset::batch(std::span<const int64_t> indices) const {
 
 TensorDatasetPtr tensor_dataset(Tensors tensors) {
   return std::make_shared<Rows>(std::move(tensors));
-}
-
-TensorDatasetPtr subset(TensorDatasetPtr base, int64_t begin, int64_t end) {
-  return std::make_shared<Part>(std::move(base), begin, end);
 }
 
 TensorLoader::TensorLoader(TensorDatasetPtr dataset, TensorLoaderOptions options)

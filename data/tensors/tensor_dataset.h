@@ -41,8 +41,6 @@ using TensorDatasetPtr = std::shared_ptr<const TensorDataset>;
 /// Sample i is row i of each tensor. Throws Error without tensors, and unless all have as many
 /// rows, one at least.
 TensorDatasetPtr tensor_dataset(Tensors tensors);
-/// The samples [begin, end) of `base`.
-TensorDatasetPtr subset(TensorDatasetPtr base, int64_t begin, int64_t end);
 
 struct TensorLoaderOptions {
   int64_t batch_size = 1;
