@@ -1,7 +1,6 @@
 #include "data/sets/text.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "data/random.h"
 
@@ -60,10 +59,10 @@ Windows::Windows(const Bytes& text, int64_t length, int64_t stride) : text_(text
   first_.push_back(last);
 }
 
-TokenBatch Windows::batch(std::span<const int64_t> numbers) const {
-  TokenBatch result = empty_batch(static_cast<int64_t>(numbers.size()), length_);
+TokenBatch Windows::batch(int64_t begin, int64_t end) const {
+  TokenBatch result = empty_batch(std::max<int64_t>(end - begin, 0), length_);
   int64_t at = 0;
-  for (const int64_t n : numbers) {
+  for (int64_t n = begin; n < end; ++n) {
     WEFT_CHECK(n >= 0 && n < size(), "Windows: no window {} of {}", n, size());
     // The window before has the targets up to its end.
     const int64_t counted = n == 0 ? 0 : first_[n - 1] + length_ + 1;
@@ -72,12 +71,6 @@ TokenBatch Windows::batch(std::span<const int64_t> numbers) const {
     at += length_;
   }
   return result;
-}
-
-TokenBatch Windows::batch(int64_t begin, int64_t end) const {
-  std::vector<int64_t> numbers(std::max<int64_t>(end - begin, 0));
-  std::iota(numbers.begin(), numbers.end(), begin);
-  return batch(numbers);
 }
 
 std::vector<int64_t> tokens_of(std::string_view text) {

@@ -52,8 +52,6 @@ class Windows {
   Windows(Bytes&& text, int64_t length) = delete;
 
   int64_t size() const { return static_cast<int64_t>(first_.size()); }
-  /// Those of the given numbers, in that order.
-  TokenBatch batch(std::span<const int64_t> numbers) const;
   /// Those of the numbers [begin, end).
   TokenBatch batch(int64_t begin, int64_t end) const;
 
