@@ -76,17 +76,8 @@ void normalize(const Image& image, const Normalization& normalization, float* ou
 
 namespace {
 
-void erase(float* image, int height, int width, const Window& window) {
-  for (int c = 0; c < 3; ++c) {
-    for (int y = window.top; y < window.top + window.height; ++y) {
-      std::fill_n(image + (static_cast<size_t>(c) * height + y) * width + window.left, window.width,
-                  0.0f);
-    }
-  }
-}
-
-}  // namespace
-
+/// Zhong et al., "Random Erasing Data Augmentation", 2017, as torchvision's: draws a rectangle of
+/// 2-33% of the area and aspect ratio 0.3-3.3, or one without pixels where none fits.
 Window random_erasing(int height, int width, Philox& random) {
   const double area = static_cast<double>(height) * width;
   for (int attempt = 0; attempt < 10; ++attempt) {
@@ -102,12 +93,6 @@ Window random_erasing(int height, int width, Philox& random) {
   return {};
 }
 
-void random_erase(float* image, int height, int width, Philox& random) {
-  erase(image, height, width, random_erasing(height, width, random));
-}
-
-namespace {
-
 // The size x size window of `image`; `random` null takes it from the centre.
 Image fit(const Image& image, const Preprocess& preprocess, Philox* random) {
   const int size = preprocess.size;
@@ -120,6 +105,15 @@ Image fit(const Image& image, const Preprocess& preprocess, Philox* random) {
   const Window window =
       random ? random_window(scaled, size, size, *random) : centre_window(scaled, size, size);
   return resize(image, scaled, window, preprocess.filter);
+}
+
+void erase(float* image, int height, int width, const Window& window) {
+  for (int c = 0; c < 3; ++c) {
+    for (int y = window.top; y < window.top + window.height; ++y) {
+      std::fill_n(image + (static_cast<size_t>(c) * height + y) * width + window.left, window.width,
+                  0.0f);
+    }
+  }
 }
 
 bool is_mirrored(const Augmentation& augmentation, const SampleKey& key, Philox& random) {

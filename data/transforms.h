@@ -47,12 +47,6 @@ void normalization_table(const Normalization& normalization, float* values);
 /// out[c][y][x] = (pixel / 255 - mean[c]) / std[c].
 void normalize(const Image& image, const Normalization& normalization, float* out);
 
-/// Zhong et al., "Random Erasing Data Augmentation", 2017, as torchvision's: draws a rectangle of
-/// 2-33% of the area and aspect ratio 0.3-3.3, or one without pixels where none fits.
-Window random_erasing(int height, int width, Philox& random);
-/// Sets such a rectangle of a [3, height, width] image to 0.
-void random_erase(float* image, int height, int width, Philox& random);
-
 enum class Fit {
   kStretch,      // resize to `resize` x `resize`, then crop size x size
   kShorterSide,  // resize the shorter side to `resize`, then crop size x size

@@ -1,5 +1,6 @@
 #include "data/transforms.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <set>
 
@@ -114,11 +115,12 @@ TEST_CASE("normalisation goes to planes") {
 
 TEST_CASE("erasing blanks one rectangle of the promised area") {
   constexpr int kSide = 32;
-  Philox random(7);
+  Image white(kSide, kSide);
+  std::ranges::fill(white.pixels, 255);
   double smallest = 1, largest = 0;
   for (int trial = 0; trial < 300; ++trial) {
-    std::vector<float> image(3 * kSide * kSide, 1.0f);
-    random_erase(image.data(), kSide, kSide, random);
+    std::vector<float> image(3 * kSide * kSide);
+    prepare_image(white, {.size = kSide}, {.erase = 1}, {.seed = 7, .sample = trial}, image.data());
     int top = kSide, bottom = -1, left = kSide, right = -1, count = 0;
     for (int y = 0; y < kSide; ++y) {
       for (int x = 0; x < kSide; ++x) {
