@@ -8,7 +8,6 @@
 
 namespace weft::cli {
 
-/// Adds --device to a command.
 void add_device_option(io::Command& command, std::string& text);
 /// Adds --threads to a command; 0 remains where it is not given.
 void add_threads_option(io::Command& command, int& threads);

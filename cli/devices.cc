@@ -11,7 +11,6 @@
 namespace weft::cli {
 namespace {
 
-/// The names of the precisions that a device has.
 std::vector<std::string_view> precisions_of(const train::Capabilities& device) {
   std::vector<std::string_view> names;
   for (const train::Precision& precision : train::precisions()) {

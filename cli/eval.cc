@@ -75,7 +75,6 @@ Share share_of(int64_t samples, int64_t batch_size, int64_t limit, const Ranks& 
   return {begin_of(ranks.mine), begin_of(ranks.mine + 1)};
 }
 
-/// Sums over all ranks.
 std::vector<double> sum_over(const Ranks& ranks, const std::vector<double>& mine) {
   if (!ranks.world) return mine;
   const Tensor sums = Tensor::from(mine, {static_cast<int64_t>(mine.size())});

@@ -16,7 +16,6 @@ struct Spread {
   double median = 0, least = 0, most = 0;
 
   static Spread of(std::vector<double> values);
-  /// (most - least) / median
   double relative() const { return median > 0 ? (most - least) / median : 0; }
 };
 

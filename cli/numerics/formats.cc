@@ -13,7 +13,6 @@
 namespace weft::cli {
 namespace {
 
-using numerics::Conversion;
 using numerics::FixedFormat;
 using numerics::FloatFormat;
 using numerics::Rounding;

@@ -107,7 +107,6 @@ class DistributedDataParallel {
 
   /// Parameter names by bucket, in the order of reduction.
   std::vector<std::vector<std::string>> buckets() const;
-  /// Bytes of all buckets.
   int64_t bucket_bytes() const;
 
  private:

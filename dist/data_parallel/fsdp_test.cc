@@ -18,7 +18,6 @@
 
 using namespace weft;
 using namespace weft::dist;
-using Catch::Matchers::Contains;
 
 namespace {
 

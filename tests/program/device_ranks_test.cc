@@ -6,7 +6,6 @@
 
 using namespace weft;
 using namespace weft::cli;
-using Catch::Matchers::Contains;
 
 namespace {
 
