@@ -27,7 +27,6 @@
 #include "train/fine_tuning.h"
 #include "train/optimization.h"
 #include "train/pretrained/pretrained.h"
-#include "train/run_directory.h"
 #include "train/runs/image_report.h"
 #include "train/runs/run_checkpoints.h"
 #include "train/runs/run_heading.h"
@@ -316,7 +315,6 @@ class ImageRun : public Callback {
 
   const std::shared_ptr<RunCheckpoints>& checkpoints() const { return checkpoints_; }
   const std::shared_ptr<WatchLayers>& watch() const { return watch_; }
-  const io::Path& output() const { return output_; }
   RunReport& report() { return report_; }
   RunState place() const {
     RunState state = p_.state;
@@ -329,23 +327,8 @@ class ImageRun : public Callback {
   /// Whether the latest validation was of the weights as they are.
   bool has_validated_these() const { return validated_step_ == trainer_.global_step(); }
 
-  /// Last of all that can fail before the first step: a run that cannot start leaves nothing
-  /// behind.
   void on_fit_start(Trainer&, TrainingModule&) override {
-    if (!trainer_.fabric().is_main()) return;
-    const Config& config = p_.config;
-    directory_.emplace(checkpoints_->latest().empty()
-                           ? RunDirectory::claim(p_.options.output, config.recipe.empty()
-                                                                        ? config.model
-                                                                        : config.recipe)
-                           : RunDirectory::of(p_.options.resume, checkpoints_->latest(), true));
-    output_ = directory_->path();
-    int64_t bytes = 0;
-    for (const auto& [name, tensor] : p_.trained.model->unrouted_state()) {
-      bytes += static_cast<int64_t>(tensor.nbytes());
-    }
-    directory_->check_writable(bytes * (1 + trainer_.optimizer().state_tensors()));
-    checkpoints_->set_directory(output_);
+    checkpoints_->claim_directory(p_.options, trainer_, *p_.trained.model);
   }
   void on_train_start(Trainer&, TrainingModule&) override {
     const Fabric& fabric = trainer_.fabric();
@@ -356,7 +339,7 @@ class ImageRun : public Callback {
                    .state_tensors = trainer_.optimizer().state_tensors(),
                    .steps_per_epoch = steps_per_epoch(),
                    .weight_notes = p_.weight_notes},
-                  place(), output_);
+                  place(), checkpoints_->output());
     epoch_start_ = Clock::now();
   }
 
@@ -463,7 +446,7 @@ class ImageRun : public Callback {
     if (!trainer_.fabric().is_main()) return;
     Findings findings = make_findings(from_rows(all), *p_.splits.validation);
     findings.step = trainer_.global_step();
-    report_.findings(findings, output_);
+    report_.findings(findings, checkpoints_->output());
   }
 
  private:
@@ -536,8 +519,6 @@ class ImageRun : public Callback {
   const optim::Schedule schedule_;
   const std::shared_ptr<RunCheckpoints> checkpoints_;
   std::shared_ptr<WatchLayers> watch_;  // null: nobody looks
-  std::optional<RunDirectory> directory_;
-  io::Path output_;
   Sums step_;
   double loss_scale_ = 1;
   bool is_in_step_ = false;
@@ -546,15 +527,6 @@ class ImageRun : public Callback {
   double images_per_second_ = 0;  // of the last epoch trained here
   int64_t validated_step_ = -1;   // at which this process has validated last
 };
-
-void write_final_weights(const TrainedModel& trained, Fabric& fabric, const io::Path& output) {
-  NamedTensors state = fabric.strategy().model_state(*trained.model);
-  if (!fabric.is_main()) return;
-  for (auto& [name, tensor] : state) tensor = to_device(tensor, Device{});
-  io::Metadata metadata = {{"format", "pt"}};  // PyTorch's readers want to know who wrote the file
-  metadata.merge(weights_metadata(trained));
-  io::write_safetensors(output / "model.safetensors", state, metadata);
-}
 
 /// A fresh model, or that of the checkpoint or the weights to begin with.
 TrainedModel make_model(const Config& config, const data::Splits& splits, bool is_main,
@@ -662,10 +634,10 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
                       .validation_accuracy = around->place().last_epoch.validation.accuracy,
                       .stop_reason = trainer.stop_reason(),
                       .checkpoint = around->checkpoints()->latest().string(),
-                      .output = around->output().string()};
+                      .output = around->checkpoints()->output().string()};
   if (around->has_validated_these()) around->publish_findings();
   if (!result.interrupted) {
-    write_final_weights(trained, fabric, around->output());
+    around->checkpoints()->write_final_weights(fabric, *trained.model, weights_metadata(trained));
     if (splits.test) {
       const auto test = measuring(splits.test);
       around->measure_with_progress("test", test_batches);

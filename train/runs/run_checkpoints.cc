@@ -53,12 +53,34 @@ NamedTensors take(NamedTensors& tensors, const std::string& key) {
 RunCheckpoints::RunCheckpoints(const Config& config, RunRecord record,
                                std::optional<Checkpoint> start, io::Path step)
     : every_(parse_save_every(config.save_every)),
+      name_(config.recipe.empty() ? config.model : config.recipe),
       monitor_(config.monitor),
       top_k_(config.save_top_k),
       best_(config.save_top_k, is_more_better(config.monitor) ? Mode::kMax : Mode::kMin),
       record_(std::move(record)),
       start_(std::move(start)),
       latest_(std::move(step)) {}
+
+void RunCheckpoints::claim_directory(const RunOptions& options, Trainer& trainer,
+                                     const nn::Module& model) {
+  if (!trainer.fabric().is_main()) return;
+  directory_.emplace(latest_.empty() ? RunDirectory::claim(options.output, name_)
+                                     : RunDirectory::of(options.resume, latest_, true));
+  int64_t bytes = 0;
+  for (const auto& [name, tensor] : model.unrouted_state()) {
+    bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  directory_->check_writable(bytes * (1 + trainer.optimizer().state_tensors()));
+  output_ = directory_->path();
+}
+
+void RunCheckpoints::write_final_weights(Fabric& fabric, nn::Module& model,
+                                         io::Metadata metadata) const {
+  const NamedTensors state = fabric.strategy().model_state(model);
+  if (!fabric.is_main()) return;
+  metadata["format"] = "pt";  // PyTorch's readers want to know who wrote the file
+  io::write_safetensors(output_ / "model.safetensors", on_cpu(state), metadata);
+}
 
 io::Path RunCheckpoints::path_of_best() const {
   return output_ / fmt::format("step-{}", best_.entries().front().what);

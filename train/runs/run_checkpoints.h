@@ -10,6 +10,8 @@
 #include "io/event_log.h"
 #include "train/checkpoint.h"
 #include "train/config.h"
+#include "train/run_directory.h"
+#include "train/runs/run_options.h"
 #include "train/trainer/callback.h"
 #include "train/trainer/top_k.h"
 
@@ -30,8 +32,15 @@ class RunCheckpoints : public Callback {
   RunCheckpoints(const Config& config, RunRecord record, std::optional<Checkpoint> start,
                  io::Path step);
 
-  /// The run's; before the first save point.
-  void set_directory(const io::Path& output) { output_ = output; }
+  /// Claims the run's directory, or that of the run it goes on with, on rank 0: last of all that
+  /// can fail before the first step, so that a run that cannot start leaves nothing behind. Throws
+  /// Error where it is another's, and where a checkpoint of the trainer's optimizer and of the
+  /// model has no room there.
+  void claim_directory(const RunOptions& options, Trainer& trainer, const nn::Module& model);
+  /// Empty before that, and on other ranks.
+  const io::Path& output() const { return output_; }
+  /// Writes the model's weights beside the checkpoints. Every rank calls.
+  void write_final_weights(Fabric& fabric, nn::Module& model, io::Metadata metadata) const;
   /// Empty before the first.
   const io::Path& latest() const { return latest_; }
   /// The best that was saved: "best       runs/a/step-80 (loss/validation 0.2976)\n", and in an
@@ -63,11 +72,12 @@ class RunCheckpoints : public Callback {
   io::Path path_of_best() const;
 
   const SaveEvery every_;
-  const std::string monitor_;
+  const std::string name_, monitor_;
   const int64_t top_k_;
   TopK<int64_t> best_;  // steps
   const RunRecord record_;
   std::optional<Checkpoint> start_;
+  std::optional<RunDirectory> directory_;
   io::Path latest_, output_;
   double saved_at_ = 0;                    // seconds of the fit
   int64_t steps_ = 0, skipped_steps_ = 0;  // of this process

@@ -15,7 +15,6 @@
 #include "autograd/random.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
-#include "core/transfer.h"
 #include "data/sets/open_text.h"
 #include "data/tensors/text_windows.h"
 #include "dist/comm/agreement.h"
@@ -27,7 +26,6 @@
 #include "train/fine_tuning.h"
 #include "train/optimization.h"
 #include "train/pretrained/pretrained.h"
-#include "train/run_directory.h"
 #include "train/runs/run_checkpoints.h"
 #include "train/runs/run_figures.h"
 #include "train/runs/run_heading.h"
@@ -100,29 +98,12 @@ class TextReport : public Callback, public Logger {
         watch_(std::move(watch)),
         log_(options.json ? stdout : nullptr, StopSignals::request) {}
 
-  const io::Path& output() const { return output_; }
-
   // What every rank does.
 
-  /// Last of all that can fail before the first step: a run that cannot start leaves nothing
-  /// behind.
   void on_fit_start(Trainer& trainer, TrainingModule& module) override {
     trainer_ = &trainer;
     model_ = &module.model();
-    if (!trainer.fabric().is_main()) return;
-    if (checkpoints_.latest().empty()) {
-      directory_.emplace(RunDirectory::claim(
-          options_.output, config_.recipe.empty() ? config_.model : config_.recipe));
-    } else {
-      directory_.emplace(RunDirectory::of(options_.resume, checkpoints_.latest(), true));
-    }
-    output_ = directory_->path();
-    int64_t bytes = 0;
-    for (const Tensor& parameter : model_->parameters()) {
-      bytes += static_cast<int64_t>(parameter.nbytes());
-    }
-    directory_->check_writable(bytes * (1 + trainer.optimizer().state_tensors()));
-    checkpoints_.set_directory(output_);
+    checkpoints_.claim_directory(options_, trainer, *model_);
   }
   void on_train_batch_start(Trainer& trainer, TrainingModule&, const Batch& batch,
                             int64_t) override {
@@ -158,7 +139,7 @@ class TextReport : public Callback, public Logger {
     const bool has_notes = !config_.weights.empty() && step == 0;
     if (has_notes) log_.write("weights", {{"file", config_.weights}, {"notes", text_.notes}});
     if (!options_.json) print_heading(has_notes);
-    figures_.emplace(output_, config_, step, trainer_->epoch());
+    figures_.emplace(checkpoints_.output(), config_, step, trainer_->epoch());
     epoch_start_ = Clock::now();
   }
 
@@ -228,9 +209,10 @@ class TextReport : public Callback, public Logger {
     fmt::print("\n{}test loss {:.4f} nats a byte ({}) on {} bytes never seen before, after {}\n",
                describe_end(config_, result.stop_reason), test_loss, beside, test_bytes,
                io::format_duration(result.seconds));
+    const io::Path& output = checkpoints_.output();
     fmt::print("checkpoint {}\n{}weights    {}\ngo on      ./weft generate {} --prompt \"the \"\n",
                result.checkpoint, checkpoints_.describe_best(),
-               (output_ / "model.safetensors").string(), output_.string());
+               (output / "model.safetensors").string(), output.string());
   }
 
  private:
@@ -276,8 +258,6 @@ class TextReport : public Callback, public Logger {
   io::EventLog log_;
   Trainer* trainer_ = nullptr;
   nn::Module* model_ = nullptr;
-  std::optional<RunDirectory> directory_;
-  io::Path output_;
   std::optional<RunFigures> figures_;
   std::optional<io::Table> table_;
   double loss_scale_ = 1;
@@ -321,18 +301,11 @@ RunRecord record_of(const TextModel& text, const nlohmann::json& bytes) {
   return {save, load};
 }
 
-/// Every rank calls.
-void write_final_weights(Fabric& fabric, const TextModel& text, const io::Path& output) {
-  NamedTensors state = fabric.strategy().model_state(*text.model);
-  if (!fabric.is_main()) return;
-  for (auto& [name, tensor] : state) tensor = to_device(tensor, Device{});
-  io::Metadata metadata = {{"format", "pt"}};  // PyTorch's readers want to know who wrote the file
-  if (text.config.model == kGpt2) {            // what its shapes do not tell
-    const models::GptConfig& gpt = text.model->config;
-    metadata.merge(
-        source_metadata({.layer_norm_eps = gpt.eps, .heads = gpt.heads, .dropout = gpt.dropout}));
-  }
-  io::write_safetensors(output / "model.safetensors", state, metadata);
+/// What of a model the shapes of its weights do not tell.
+io::Metadata metadata_of(const TextModel& text) {
+  if (text.config.model != kGpt2) return {};
+  const models::GptConfig& gpt = text.model->config;
+  return source_metadata({.layer_norm_eps = gpt.eps, .heads = gpt.heads, .dropout = gpt.dropout});
 }
 
 RunResult run(TextModel text, const RunOptions& options, std::optional<Checkpoint> start = {},
@@ -391,13 +364,13 @@ RunResult run(TextModel text, const RunOptions& options, std::optional<Checkpoin
   RunResult result = {.interrupted = trainer.was_interrupted(),
                       .stop_reason = trainer.stop_reason(),
                       .checkpoint = checkpoints->latest().string(),
-                      .output = report->output().string()};
+                      .output = checkpoints->output().string()};
   const bool is_main = trainer.fabric().is_main();
   if (result.interrupted) {
     if (is_main) report->interrupted();
     return result;
   }
-  write_final_weights(trainer.fabric(), text, report->output());
+  checkpoints->write_final_weights(trainer.fabric(), *text.model, metadata_of(text));
   const double test_loss = value_of(trainer.validate(module, test), kValidationLoss);
   result.seconds = seconds_since(begin);
   // What the limit leaves. Of each window half is counted.
