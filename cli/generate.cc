@@ -1,10 +1,9 @@
 // weft generate: text from a language model that weft train has trained.
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/json_line.h"
 #include "core/parallel.h"
 #include "train/runs/text_model.h"
 
@@ -27,9 +26,7 @@ int run_generate(const Arguments& a) {
   text.model->to(device);
   const std::string more = train::continue_text(text, a.prompt, a.bytes, a.options);
   if (a.json) {
-    const nlohmann::ordered_json line = {{"prompt", a.prompt}, {"text", more}};
-    // Bytes that are no UTF-8 are replaced.
-    fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    print_json({{"prompt", a.prompt}, {"text", more}});
   } else {
     fmt::print("{}{}\n", a.prompt, more);
   }

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/json_line.h"
 #include "io/progress.h"
 #include "io/quote.h"
 #include "train/pretrained/pretrained.h"
@@ -82,13 +82,12 @@ int inspect(const Arguments& a) {
            {"std", s.std},
            {"non_finite", s.non_finite}});
     }
-    const nlohmann::ordered_json all = {{"tensors", tensors},
-                                        {"metadata", file.metadata},
-                                        {"elements", elements},
-                                        {"bytes", bytes},
-                                        {"format", file.is_pth ? "torch.save" : "safetensors"},
-                                        {"names", names ? train::name(*names) : ""}};
-    fmt::print("{}\n", all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    print_json({{"tensors", tensors},
+                {"metadata", file.metadata},
+                {"elements", elements},
+                {"bytes", bytes},
+                {"format", file.is_pth ? "torch.save" : "safetensors"},
+                {"names", names ? train::name(*names) : ""}});
     return 0;
   }
 
