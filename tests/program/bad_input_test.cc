@@ -287,21 +287,6 @@ TEST_CASE("Nobody waits for a pipe in the place of a file") {
   }
 }
 
-TEST_CASE("Where memory is short the program ends by an error, not by a signal") {
-  int errors = 0;
-  for (int limit = 80000; limit <= 130000; limit += 5000) {
-    const Outcome outcome = run_shell(
-        fmt::format("ulimit -c 0; ulimit -v {}; timeout 300 {} eval --threads 1 --device cpu "
-                    "--limit-batches 1 --checkpoint {}",
-                    limit, weft_program(), resnet_run()));
-    INFO(limit << "\n" << outcome.err);
-    CHECK((outcome.code == 0 || outcome.code == 1));
-    errors += outcome.code == 1;
-  }
-  INFO("of 11 limits " << errors << " were too low");
-  CHECK(errors < 11);
-}
-
 TEST_CASE("A checkpoint with another model's weights is refused") {
   run_train("vit", "--model vit_lite --image-size 16" + kTiny);
   const std::string step = scratch("vit") + "/step-1", file = step + "/model.safetensors";

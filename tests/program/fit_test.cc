@@ -73,7 +73,8 @@ TEST_CASE("Averages, the best states and early stopping go on exactly, also with
       CHECK(rows[i].value(name, json()) == again[i].value(name, json()));
     }
   }
-  for (const json& kept : state_of(b + step).at("callbacks").at("best").at("steps")) {
+  const json state = state_of(b + step);
+  for (const json& kept : state.at("callbacks").at("best").at("steps")) {
     INFO(kept);
     CHECK(std::filesystem::exists(fmt::format("{}/step-{}", b, kept[0].get<int64_t>())));
   }
