@@ -168,9 +168,9 @@ TEST_CASE("seeds and settings") {
   CHECK(named[0].at("directory") == named[1].at("directory"));
   // Paths, as those of data, name no directories in the study's.
   const std::string paths = fresh_scratch("paths");
-  const auto of_paths = study("sweep --vary data=builtin,folder:" +
-                              make_colour_folders("other_images", 20, 16, 16) +
-                              " --seeds 1 --output " + paths);
+  const auto of_paths =
+      study("sweep --vary data=builtin,folder:" + make_colour_folders("other_images", 20, 16, 16) +
+            " --seeds 1 --output " + paths);
   REQUIRE(of_paths.size() == 2);
   for (const json& run : of_paths) {
     CHECK(std::filesystem::path(run.at("directory")).parent_path() == paths);
