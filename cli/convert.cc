@@ -57,6 +57,7 @@ int run_convert(const Arguments& a) {
   if (names && !in.dropped.empty()) {
     fmt::print("without {}\n", fmt::join(in.dropped, ", "));
   }
+  if (!in.guess.empty()) fmt::print("note    {}\n", in.guess);
   fmt::print("wrote   {}: {} tensors, {} bytes\n", a.out, tensors.size(), written.bytes);
   return 0;
 }

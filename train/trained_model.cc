@@ -2,6 +2,7 @@
 
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "core/log.h"
 #include "io/json_field.h"
 #include "models/registry.h"
 #include "nn/meta.h"
@@ -136,6 +137,9 @@ TrainedModel load_trained_model(const io::Path& path, const nn::Placement* place
 TrainedModel load_pretrained_model(const io::Path& path, const nn::Placement* placement) {
   const Pretrained pretrained = read_pretrained(path);
   const models::VitConfig vit = vit_config_of(pretrained);
+  if (!pretrained.guess.empty()) {
+    log_once(fmt::format("{}: {}", pretrained.file.path.string(), pretrained.guess));
+  }
   std::optional<nn::MetaScope> meta;
   if (placement) meta.emplace();
   TrainedModel trained{.config = {.model = "vision transformer", .weights = path.string()},

@@ -105,6 +105,20 @@ void apply_defaults(Pretrained& p, VitNames names) {
     pre.normalization = {{0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}};
     pre.resize = names == VitNames::kTimm ? static_cast<int>(pre.size / timm_crop(p)) : pre.size;
   }
+  if (names != VitNames::kTimm) return;
+  const std::string file = p.file.path.filename().string();
+  if (file.starts_with("deit_") || file.starts_with("dino_")) {
+    pre.normalization = data::kImageNetNormalization;
+    pre.resize = pre.size * 256 / 224;
+    p.guess =
+        "by the file's name the images are those of DeiT or DINO: normalised as ImageNet's, "
+        "bicubic, 256 of 224 pixels before the crop";
+  } else {
+    p.guess =
+        "nothing says how images were normalised: mean 0.5 and std 0.5 are taken, which are timm's "
+        "own; weights of DeiT and DINO, under the same names, have ImageNet's, which a timm "
+        "config.json beside them says";
+  }
 }
 
 /// A size of preprocessor_config.json, of which there are three forms: 256, {"height": 256,
@@ -183,14 +197,17 @@ void apply_timm_files(Pretrained& p, const io::Path& directory) {
   const json nested = config.value("pretrained_cfg", config);
   if (!nested.is_object()) return;
   std::string filter = "bicubic";
-  double crop = timm_crop(p);
   get(nested, place, "mean", p.preprocess.normalization.mean);
   get(nested, place, "std", p.preprocess.normalization.std);
+  if (nested.contains("mean")) p.guess.clear();
   get(nested, place, "interpolation", filter);
-  get(nested, place, "crop_pct", crop);
-  WEFT_CHECK(crop > 0.1 && crop <= 1, "{}: crop_pct {}", place, crop);
+  if (nested.contains("crop_pct") && !nested["crop_pct"].is_null()) {
+    double crop = 0;
+    get(nested, place, "crop_pct", crop);
+    WEFT_CHECK(crop > 0.1 && crop <= 1, "{}: crop_pct {}", place, crop);
+    p.preprocess.resize = static_cast<int>(p.preprocess.size / crop);
+  }
   if (filter == "bilinear") p.preprocess.filter = data::Filter::kBilinear;
-  p.preprocess.resize = static_cast<int>(p.preprocess.size / crop);
   get(config, place, "labels", p.classes);
   get(config, place, "label_names", p.classes);
   check_source(p, place);
@@ -220,6 +237,7 @@ void apply_metadata(Pretrained& p) {
   if (p.dropout) get(settings, place, kDropoutKey, *p.dropout);
   get(settings, place, kMeanKey, p.preprocess.normalization.mean);
   get(settings, place, kStdKey, p.preprocess.normalization.std);
+  if (settings.contains(kMeanKey)) p.guess.clear();
   data::Preprocess& pre = p.preprocess;
   get(settings, place, kResizeKey, pre.resize);
   WEFT_CHECK(pre.resize == 0 || (pre.resize >= pre.size && pre.resize <= kLargestResize),

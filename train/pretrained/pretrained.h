@@ -14,7 +14,8 @@
 //   resize         256 of 224, crop     bicubic, 1/0.9, crop  stretched to the size
 //
 // (torchvision's vit_l_16: 242 of 224; its vit_h_14, and its and timm's files of larger images:
-// bicubic, not cropped)
+// bicubic, not cropped; DeiT's and DINO's, under timm's names, known by the file's: ImageNet's,
+// bicubic, 256 of 224)
 // unless a config.json or preprocessor_config.json beside the file, or the metadata that `weft
 // convert` writes, says otherwise.
 #pragma once
@@ -65,6 +66,7 @@ struct Pretrained {
   // Of vision transformers.
   data::Preprocess preprocess;
   std::vector<std::string> classes;  // where the file says so; as many as the head has
+  std::string guess;  // what nothing says of the images, and is taken to be; or empty
 };
 
 /// Throws Error naming the file and what is wrong with it.

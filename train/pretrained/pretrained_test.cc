@@ -189,6 +189,20 @@ TEST_CASE("input normalisation and resizing follow the source") {
   CHECK(timm.normalization.mean == std::array<float, 3>{0.5f, 0.5f, 0.5f});
   CHECK(timm.filter == data::Filter::kBicubic);
   CHECK(timm.resize == 13);
+  // What no file says is a guess, by the name of the file where that tells.
+  CHECK_THAT(read_pretrained(kData / "timm.safetensors").guess, Contains("mean 0.5 and std 0.5"));
+  CHECK(read_pretrained(kData / "huggingface").guess.empty());
+  const io::Path named = scratch("deit_tiny_patch16_224.safetensors");
+  std::filesystem::copy_file(kData / "timm.safetensors", named,
+                             std::filesystem::copy_options::overwrite_existing);
+  const Pretrained deit = read_pretrained(named);
+  CHECK(deit.preprocess.normalization == data::kImageNetNormalization);
+  CHECK(deit.preprocess.resize == deit.preprocess.size * 256 / 224);
+  CHECK_THAT(deit.guess, Contains("DeiT or DINO"));
+  io::write_safetensors(scratch("said.safetensors"), deit.state, source_metadata(deit));
+  const Pretrained said = read_pretrained(scratch("said.safetensors"));
+  CHECK(said.preprocess.normalization == data::kImageNetNormalization);
+  CHECK(said.guess.empty());
   const data::Preprocess face = preprocess("huggingface");
   CHECK(face.fit == data::Fit::kStretch);
   CHECK(face.normalization.std == std::array<float, 3>{0.5f, 0.5f, 0.5f});

@@ -549,6 +549,7 @@ TrainedModel make_model(const Config& config, const data::Splits& splits, bool i
     if (weights && is_main) {
       weight_notes =
           load_pretrained(*trained.model, *weights, parse_interpolation(config.interpolation));
+      if (config.normalize && !weights->guess.empty()) weight_notes.push_back(weights->guess);
     }
   }
   return trained;
