@@ -169,7 +169,7 @@ inline OpTable reduce_table() {
           std::tuple{Reduction::kVar, 1e30, DType::f64},
           std::tuple{Reduction::kSumSquares, 1e30, DType::f64}}) {
       cases.push_back(
-          {fmt::format("{}_to_{}_of_{}", weft::kernels::name(reduction), to_string(to), std),
+          {fmt::format("{}_{}_of_{}", weft::kernels::name(reduction), to_string(to), std),
            [=](Inputs& in) {
              return Problem{.x = in.normal({40, 65}, DType::f32, std),
                             .y = in.output(to, out),
