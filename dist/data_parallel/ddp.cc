@@ -86,17 +86,10 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       broadcast_all(module_.named_buffers(), is_joining_ ? first_active_ : 0);
     }
     Tensors outputs = function();
-    // So that a rank none of whose parameters are used still finishes the reduction.
-    for (const Tensor& output : outputs) {
-      if (!synchronizes() || !output.defined() || !output.requires_grad() || !grad_enabled()) {
-        continue;
-      }
-      register_hook(output, [weak = weak_from_this()](const Tensor&) {
-        const auto self = weak.lock();
-        if (self && !in_grad()) self->begin();
-        return Tensor();
-      });
-    }
+    if (!synchronizes()) return outputs;
+    register_output_hook(outputs, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->begin();
+    });
     return outputs;
   }
 

@@ -398,6 +398,14 @@ FullySharded::FullySharded(nn::Module& module, const FsdpOptions& options, const
   engine_->register_hooks();
 }
 
+void FullySharded::follow(const Tensors& outputs) {
+  const auto is_trained = [](const Unit& unit) { return unit.count_trained() > 0; };
+  if (std::ranges::none_of(engine_->units, is_trained)) return;
+  register_output_hook(outputs, [weak = std::weak_ptr<Engine>(engine_)] {
+    if (const auto engine = weak.lock()) engine->begin();
+  });
+}
+
 void FullySharded::Engine::for_each_local(
     const Tensors& parameters, const std::function<void(Parameter& p, Tensor place)>& visit) {
   const NoGrad guard;

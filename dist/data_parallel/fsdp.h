@@ -119,6 +119,8 @@ class FullySharded {
   /// Copies rank 0's buffers to all, those that were changed in place and those that were replaced.
   void broadcast_buffers();
 
+  /// Has a rank none of whose parameters a loss of these outputs reaches take part in the sums.
+  void follow(const Tensors& outputs);
   /// The norm of the gradients of the whole model, exact and the same for any number of ranks.
   double grad_norm() const;
 

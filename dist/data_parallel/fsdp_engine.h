@@ -146,6 +146,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
 
   /// Apart from the constructor, which has no shared pointer to give.
   void register_hooks();
+  void begin();  // of a backward pass that is summed, or collected
 
   /// A tensor becomes the first rank's on all.
   void synchronize(const Tensor& tensor);
@@ -179,7 +180,6 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   Tensor values_of_first_rank(const fsdp::Unit& unit);
   void build(fsdp::Unit& unit);
   void prepare(fsdp::Unit& unit);
-  void begin();
   void start_passed();
   void start_next();
   void start_late(size_t started);

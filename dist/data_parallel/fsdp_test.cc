@@ -630,6 +630,37 @@ TEST_CASE("trap: units of which ranks reach different parameters are summed each
   }
 }
 
+TEST_CASE("a rank none of whose parameters a loss reaches takes part in the sums") {
+  struct Gated : nn::Module {
+    Gated() : fc(add<nn::Linear>("fc", 4, 4)) {}
+    Tensor forward(const Tensor& x) override { return is_open ? fc(x) : x * 2.0; }
+    nn::Linear& fc;
+    bool is_open = true;
+  };
+  for (const Sharding sharding : {Sharding::kZero2, Sharding::kZero1}) {
+    run_ranks(2,
+              [&](Communicator& c) {
+                manual_seed(1);
+                Gated model;
+                FullySharded fsdp(model, {.shard = borrowed(c), .sharding = sharding});
+                const optim::SGD optimizer(fsdp.named_parameters(), {.lr = 0.1});
+                const Tensor x = Tensor::full({6, 4}, 1).set_requires_grad(true);
+                for (int pass = 0; pass < 2; ++pass) {
+                  model.is_open = c.rank() == pass;
+                  const Tensor y = model(x);
+                  fsdp.follow({y});
+                  backward(ops::sum(y));
+                  // Of a weight each column's gradient is the sum of the rows, and a bias' is six.
+                  WEFT_CHECK(fsdp.grad_norm() == std::sqrt(20 * 9.0), "the norm is {}",
+                             fsdp.grad_norm());
+                  model.zero_grad();
+                  for (const Tensor& slice : optimizer.parameters()) slice.set_grad({});
+                }
+              },
+              {.host = {.timeout_seconds = 5}});
+  }
+}
+
 namespace {
 
 /// Units whose parameters are read by one operation: the model's own with each block's, and three.

@@ -77,6 +77,16 @@ bool PassWatch::recover(std::string_view what, std::initializer_list<Communicato
   return true;
 }
 
+void register_output_hook(const Tensors& outputs, const std::function<void()>& hook) {
+  for (const Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad() || !grad_enabled()) continue;
+    register_hook(output, [hook](const Tensor&) {
+      if (!in_grad()) hook();
+      return Tensor();
+    });
+  }
+}
+
 void register_parameter_hook(const Tensor& parameter, std::function<void()> hook) {
   parameter.make_autograd().ready_hooks.push_back(std::move(hook));
 }

@@ -20,6 +20,7 @@
 #include <memory>
 #include <string_view>
 
+#include "autograd/tape.h"
 #include "dist/comm/communicator.h"
 
 namespace weft::dist {
@@ -50,6 +51,10 @@ class PassWatch {
   std::shared_ptr<bool> has_failed_ = std::make_shared<bool>(false);
   std::weak_ptr<Attempt> pass_;
 };
+
+/// Calls hook() in backward passes that come by one of a model's outputs, but not in grad(): a rank
+/// none of whose parameters a loss reaches still comes to what all ranks do.
+void register_output_hook(const Tensors& outputs, const std::function<void()>& hook);
 
 /// register_ready_hook() of a model's parameter that may be frozen: it may be trained later.
 void register_parameter_hook(const Tensor& parameter, std::function<void()> hook);

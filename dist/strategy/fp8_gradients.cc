@@ -56,15 +56,9 @@ Tensors Fp8Gradients::call(nn::Module&, const std::function<Tensors()>& function
   const bool trains =
       std::ranges::any_of(matrices_, is_trained) || std::ranges::any_of(others_, is_trained);
   if (!world_ || !trains) return outputs;
-  // So that a rank none of whose parameters a loss reaches still comes to the reduction.
-  for (const Tensor& output : outputs) {
-    if (!output.defined() || !output.requires_grad() || !grad_enabled()) continue;
-    register_hook(output, [self = std::weak_ptr<Fp8Gradients*>(alive_)](const Tensor&) {
-      const auto alive = self.lock();
-      if (alive && !in_grad()) (*alive)->begin();
-      return Tensor();
-    });
-  }
+  register_output_hook(outputs, [self = std::weak_ptr<Fp8Gradients*>(alive_)] {
+    if (const auto alive = self.lock()) (*alive)->begin();
+  });
   return outputs;
 }
 

@@ -35,12 +35,13 @@ class Sharded : public Strategy {
   }
   bool cuts_parameters() const override { return true; }
   Tensor forward(nn::Module& module, const Tensor& x) override {
-    prepare(module);
-    return module.unrouted(x);
+    return call(module, [&] { return Tensors{module.unrouted(x)}; })[0];
   }
   Tensors call(nn::Module& module, const std::function<Tensors()>& function) override {
     prepare(module);
-    return function();
+    Tensors outputs = function();
+    fsdp_->follow(outputs);
+    return outputs;
   }
   void drop_local_gradients(const Tensors& parameters) override {
     fsdp_->drop_local_gradients(parameters);
