@@ -268,7 +268,8 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual,
                                          const Tensor& weight, const Tensor& bias,
                                          double eps = 1e-5);
-/// x / sqrt(mean(x^2) + eps) * weight over the last dimension; eps: the dtype's by default.
+/// x / sqrt(mean(x^2) + eps) * weight over the last dimension; eps: by default f32's,
+/// f64's for f64.
 Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, std::optional<double> eps = {});
 /// x [N, C, ...] normalised over the channels of each group and all that follows them; weight and
 /// bias [C] may be undefined.

@@ -7,7 +7,7 @@ namespace weft {
 
 /// x on the device: x itself when it is there. The bytes that x spans are copied and its strides
 /// kept, so views of a large storage are best made contiguous first. Copies to the CPU wait for the
-/// device; copies from pinned memory return at once, in the order of the current stream.
+/// device; copies from empty_pinned()'s memory return at once, in the order of the current stream.
 Tensor to_device(const Tensor& x, Device device);
 
 /// The elements of `from` into `to`, of one shape, dtype and strides, on any two devices; waits as
