@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "core/philox.h"
 #include "data/dataset.h"
@@ -14,6 +15,9 @@
 namespace weft::data {
 
 enum class Filter { kBilinear, kBicubic };  // bicubic: a = -1/2, Keys 1981
+constexpr std::string_view name(Filter filter) {
+  return filter == Filter::kBilinear ? "bilinear" : "bicubic";
+}
 
 /// Resamples to height x width with the filter widened by the reduction, so that shrinking does not
 /// alias. The same bits as Image.resize of Pillow 10: horizontal pass first, 22-bit fixed-point
@@ -51,6 +55,9 @@ enum class Fit {
   kStretch,      // resize to `resize` x `resize`, then crop size x size
   kShorterSide,  // resize the shorter side to `resize`, then crop size x size
 };
+constexpr std::string_view name(Fit fit) {
+  return fit == Fit::kStretch ? "stretch" : "shorter-side";
+}
 
 /// How any image becomes a [3, size, size] input, in training and evaluation alike.
 struct Preprocess {

@@ -207,12 +207,6 @@ Tensor run(const std::vector<Stop>& stops, const Tensor& input) {
   return ops::to(x, input.device());
 }
 
-/// What load_state_dict() calls for older names, and no one else may.
-struct Adapting : Module {
-  static constexpr void (Module::*kAdapt)(const std::string&,
-                                          NamedTensors&) const = &Adapting::adapt_state;
-};
-
 /// The state's tensors by name. Throws Error unless they are the model's.
 std::unordered_map<std::string, Tensor> checked(const std::vector<Layer>& layers,
                                                 const NamedTensors& state) {
@@ -287,11 +281,7 @@ DeviceMap auto_device_map(Module& model, const MemoryBudgets& budgets) {
 std::string dispatch(Module& model, const NamedTensors& state, const DeviceMap& map) {
   const std::vector<Layer> layers = layers_of(model);
   const std::vector<Place> places = places_of(model, layers, map);
-  NamedTensors adapted = state;
-  for (const auto& [name, module] : model.named_modules()) {
-    (module->*Adapting::kAdapt)(name.empty() ? "" : name + ".", adapted);
-  }
-  const std::unordered_map<std::string, Tensor> sources = checked(layers, adapted);
+  const std::unordered_map<std::string, Tensor> sources = checked(layers, model.adapted(state));
   for (size_t i = 0; i < layers.size(); ++i) {
     if (places[i]) continue;
     for (const auto& [name, tensor] : layers[i].tensors) {

@@ -158,11 +158,15 @@ NamedTensors Module::unrouted_state() const {
 
 void Module::adapt_state(const std::string&, NamedTensors&) const {}
 
-LoadResult Module::load_state_dict(const NamedTensors& state, const LoadOptions& options) {
-  NamedTensors source = state;
+NamedTensors Module::adapted(NamedTensors state) const {
   visit(*this, [&](const std::string& prefix, const Module& module) {
-    module.adapt_state(prefix, source);
+    module.adapt_state(prefix, state);
   });
+  return state;
+}
+
+LoadResult Module::load_state_dict(const NamedTensors& state, const LoadOptions& options) {
+  const NamedTensors source = adapted(state);
   if (route_.load_state_dict) {
     if (auto result = route_.load_state_dict(source, options)) return *std::move(result);
   }

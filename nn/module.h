@@ -131,6 +131,8 @@ class Module {
   NamedTensors state_dict() const;
   /// state_dict() without the route: of such a model what this rank has.
   NamedTensors unrouted_state() const;
+  /// A state that was saved under older names, under today's.
+  NamedTensors adapted(NamedTensors state) const;
   /// Copies a state into the parameters and buffers, converting dtypes. All keys and shapes are
   /// checked first: on an Error, which names every offending key, nothing has changed.
   LoadResult load_state_dict(const NamedTensors& state, const LoadOptions& options = {});

@@ -33,34 +33,34 @@ void store(nb::handle self, nb::handle name, PyObject* value) {
   if (PyObject_GenericSetAttr(self.ptr(), name.ptr(), value) != 0) throw nb::python_error();
 }
 
+bool has_child(const Module& module, std::string_view name) {
+  return std::ranges::any_of(ModuleAccess::children_of(module),
+                             [&](const auto& child) { return child.first == name; });
+}
+
 /// Throws a TypeError for a child that C++ has made: it refers to that one, and would to nothing.
 void check_replaceable(nb::handle self, std::string_view name) {
-  auto& module = nb::cast<Module&>(self);
-  const bool is_list_of_python = dynamic_cast<Replicated*>(&module) &&  // Python has made it
-                                 dynamic_cast<nn::Sequential*>(&module);
-  const bool is_there = std::ranges::any_of(ModuleAccess::children_of(module),
-                                            [&](const auto& c) { return c.first == name; });
-  if (!is_there || is_list_of_python ||
-      nb::cast<nb::dict>(self.attr("__dict__")).contains(nb::str(name.data(), name.size())))
-    return;
-  throw nb::type_error(fmt::format("\"{}\" of {} is made in C++, which refers to it: expected its "
-                                   "tensors to be changed, got another module",
-                                   name, nb::type_name(self.type()).c_str())
-                           .c_str());
+  const Module& module = module_of(self);
+  const bool is_list_of_python = dynamic_cast<const Replicated*>(&module) &&  // Python has made it
+                                 dynamic_cast<const nn::Sequential*>(&module);
+  const bool is_of_python =
+      nb::cast<nb::dict>(self.attr("__dict__")).contains(nb::str(name.data(), name.size()));
+  if (!has_child(module, name) || is_list_of_python || is_of_python) return;
+  throw type_error(
+      "\"{}\" of {} is made in C++, which refers to it: expected its tensors to be changed, got "
+      "another module",
+      name, type_of(self));
 }
 
 /// Throws a TypeError for what is registered: C++ would go on with it, and the state have it.
 void check_not_registered(nb::handle self, std::string_view name, std::string_view given) {
   const Module& module = module_of(self);
-  const bool is_child = std::ranges::any_of(ModuleAccess::children_of(module),
-                                            [&](const auto& c) { return c.first == name; });
+  const bool is_child = has_child(module, name);
   if (!is_child && !find_own(ModuleAccess::parameters_of(module), name) &&
       !find_own(ModuleAccess::buffers_of(module), name))
     return;
-  throw nb::type_error(fmt::format("\"{}\" of {} is registered: expected another {}, got {}", name,
-                                   nb::type_name(self.type()).c_str(),
-                                   is_child ? "module" : "tensor", given)
-                           .c_str());
+  throw type_error("\"{}\" of {} is registered: expected another {}, got {}", name, type_of(self),
+                   is_child ? "module" : "tensor", given);
 }
 
 /// module.name = value: tensors that require a gradient become parameters, modules children. A name
@@ -77,14 +77,13 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
       WEFT_CHECK(tensors != &parameters || !x.requires_grad() || x.autograd()->requires_grad,
                  "parameter \"{}\" of {} takes no history: expected a leaf or detach(), got the "
                  "result of a recorded op, {}",
-                 text, nb::type_name(self.type()).c_str(), x);
+                 text, type_of(self), x);
       Tensor kept = *own;
       kept.set_data(detach(x));
       return store(self, name, nb::cast(kept).ptr());  // replicas look at each call
     }
   }
-  if (!nb::isinstance<Module>(value))
-    check_not_registered(self, text, nb::type_name(value.type()).c_str());
+  if (!nb::isinstance<Module>(value)) check_not_registered(self, text, type_of(value));
   const Followers followers(module, value);
   if (nb::isinstance<Module>(value)) {
     const auto child = nb::cast<std::shared_ptr<Module>>(value);

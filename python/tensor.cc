@@ -110,8 +110,7 @@ Tensor tensor_of_numbers(nb::handle data, const MaybeDType& dtype) {
       if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
         if (value.kind != Operand::Kind::kFloat) {
           if (!std::in_range<T>(value.integer)) {
-            throw nb::value_error(
-                fmt::format("tensor: {} does not fit in {}", value.integer, x.dtype()).c_str());
+            throw value_error("tensor: {} does not fit in {}", value.integer, x.dtype());
           }
           *to++ = static_cast<T>(value.integer);
           continue;

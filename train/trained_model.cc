@@ -62,9 +62,9 @@ nlohmann::json describe(const TrainedModel& m) {
           {"classes", m.classes},
           {"preprocess",
            {{"size", p.size},
-            {"fit", p.fit == data::Fit::kStretch ? "stretch" : "shorter-side"},
+            {"fit", data::name(p.fit)},
             {"resize", p.resize},
-            {"filter", p.filter == data::Filter::kBilinear ? "bilinear" : "bicubic"},
+            {"filter", data::name(p.filter)},
             {"mean", p.normalization.mean},
             {"std", p.normalization.std}}}};
 }
@@ -82,12 +82,14 @@ io::Metadata weights_metadata(const TrainedModel& m) {
 
 namespace {
 
-/// Whether a key's value is the first of two.
-bool one_of(const nlohmann::json& object, const char* key, const char* first, const char* second) {
+/// The one of two that a key's value names.
+template <class T>
+T one_of(const nlohmann::json& object, const char* key, T first, T second) {
   const nlohmann::json& value = io::field(object, key);
-  WEFT_CHECK(value == first || value == second, "\"{}\": expected {} or {}, got {}", key, first,
-             second, io::shown(value));
-  return value == first;
+  const bool is_first = value == data::name(first);
+  WEFT_CHECK(is_first || value == data::name(second), "\"{}\": expected {} or {}, got {}", key,
+             data::name(first), data::name(second), io::shown(value));
+  return is_first ? first : second;
 }
 
 }  // namespace
@@ -107,10 +109,8 @@ TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path, b
     const nlohmann::json& p = io::object_field(state, "preprocess");
     io::read_field(p, "size", preprocess.size);
     io::read_field(p, "resize", preprocess.resize);
-    preprocess.fit =
-        one_of(p, "fit", "stretch", "shorter-side") ? data::Fit::kStretch : data::Fit::kShorterSide;
-    preprocess.filter = one_of(p, "filter", "bilinear", "bicubic") ? data::Filter::kBilinear
-                                                                   : data::Filter::kBicubic;
+    preprocess.fit = one_of(p, "fit", data::Fit::kStretch, data::Fit::kShorterSide);
+    preprocess.filter = one_of(p, "filter", data::Filter::kBilinear, data::Filter::kBicubic);
     io::read_field(p, "mean", preprocess.normalization.mean);
     io::read_field(p, "std", preprocess.normalization.std);
     TrainedModel trained = make_trained_model(config, preprocess, classes);

@@ -16,6 +16,7 @@
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "cli/json_line.h"
+#include "cli/report/median.h"
 #include "cli/step/step_bytes.h"
 #include "cli/step/training_step.h"
 #include "core/allocator.h"
@@ -48,12 +49,6 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  const size_t n = values.size();
-  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
-
 /// One matrix product of a step, timed through oneDNN alone.
 class Product {
  public:
@@ -80,8 +75,8 @@ class Product {
   }
 
   double seconds() const {
-    double best = median(times_[0]);
-    for (const auto& times : times_) best = std::min(best, median(times));
+    double best = report::median(times_[0]);
+    for (const auto& times : times_) best = std::min(best, report::median(times));
     return count_ * best;
   }
 
@@ -249,7 +244,7 @@ int run_bench(const Arguments& a) {
   }
   double gemm_seconds = 0;
   for (const Product& product : products) gemm_seconds += product.seconds();
-  const double step_seconds = median(times);
+  const double step_seconds = report::median(times);
   const double tflops = flops / step_seconds * 1e-12;
   const double gemm_tflops = has_yardstick ? flops / gemm_seconds * 1e-12 : 0;
   const double images_per_second = static_cast<double>(a.step.batch) / step_seconds;
@@ -271,7 +266,7 @@ int run_bench(const Arguments& a) {
       {"gemm_fraction", has_yardstick ? tflops / gemm_tflops : 0},
       {"peak_bytes", peak_bytes},
       {"reserved_bytes", reserved_bytes}};
-  if (other) result["speedup"] = {{"against", a.against}, {"median", median(ratios)}};
+  if (other) result["speedup"] = {{"against", a.against}, {"median", report::median(ratios)}};
   if (a.json) {
     print_json(result);
     return 0;
@@ -288,7 +283,7 @@ int run_bench(const Arguments& a) {
                                          100 * tflops / gemm_tflops, gemm_tflops)
                            : "");
   if (other) {
-    fmt::print("{:.2f} times as fast as {}{}, steps in turn\n", median(ratios), a.against,
+    fmt::print("{:.2f} times as fast as {}{}, steps in turn\n", report::median(ratios), a.against,
                a.graph ? " launched kernel by kernel" : "");
   }
   fmt::print("peak memory {:.1f} MB ({:.1f} MB reserved)\n", 1e-6 * static_cast<double>(peak_bytes),

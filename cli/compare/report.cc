@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "cli/report/median.h"
+
 namespace weft::cli {
 namespace {
 
@@ -154,10 +156,8 @@ void add_profiles(report::Page& page, const std::vector<CaseResult>& cases) {
 
 Spread Spread::of(std::vector<double> values) {
   if (values.empty()) return {};
-  std::ranges::sort(values);
-  const size_t n = values.size();
-  return {n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2, values.front(),
-          values.back()};
+  const auto [least, most] = std::ranges::minmax(values);
+  return {report::median(values), least, most};
 }
 
 double CaseResult::worst_ratio() const {

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/report/median.h"
 #include "cli/report/svg_plot.h"
 #include "core/error.h"
 #include "io/progress.h"
@@ -51,10 +52,7 @@ double last_or_nan(const std::vector<double>& values) {
 
 double median_or_nan(std::vector<double> values) {
   std::erase_if(values, [](double x) { return !std::isfinite(x); });
-  if (values.empty()) return NAN;
-  std::ranges::sort(values);
-  const size_t n = values.size();
-  return (values[(n - 1) / 2] + values[n / 2]) / 2;
+  return values.empty() ? NAN : median(std::move(values));
 }
 
 double largest(const Runs& runs, const std::string& name) {

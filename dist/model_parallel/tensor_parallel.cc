@@ -349,25 +349,27 @@ void TensorParallel::check_outside(const Tensors& results) const {
   for (const Tensor& result : results) {
     if (result.defined() && result.requires_grad()) ahead.emplace_back(edge_of(result), false);
   }
+  std::unordered_map<const AutogradMeta*, const std::pair<std::string, Tensor>*> by_leaf;
+  for (const auto& entry : *parameters_) {
+    if (entry.second.autograd()) by_leaf.emplace(entry.second.autograd(), &entry);
+  }
   std::unordered_set<const Node*> seen;
   while (!ahead.empty()) {
     auto [edge, is_inside] = ahead.back();
     ahead.pop_back();
-    const auto used = std::ranges::find_if(*parameters_, [&](const auto& entry) {
-      return edge.leaf && entry.second.autograd() == edge.leaf.get();
-    });
-    if (used != parameters_->end()) {
-      const void* const id = used->second.id();
+    if (const auto used = by_leaf.find(edge.leaf.get()); used != by_leaf.end()) {
+      const auto& [name, parameter] = *used->second;
+      const void* const id = parameter.id();
       WEFT_CHECK(is_inside || !hooked_.contains(id),
                  "sequence parallelism: \"{}\" is used outside of the dealt-out tokens, too, where "
                  "every rank has the same gradient of it; expected all of it on dealt-out tokens, "
                  "since it is summed over the ranks",
-                 used->first);
-      WEFT_CHECK(!is_inside || summed_.contains(id) || cut_of(used->first),
+                 name);
+      WEFT_CHECK(!is_inside || summed_.contains(id) || cut_of(name),
                  "sequence parallelism: \"{}\" is used on dealt-out tokens, where each rank has "
                  "another gradient of it; expected it in one of the modules that the model's "
                  "structure names there, whose parameters' gradients are summed",
-                 used->first);
+                 name);
     }
     if (!edge.node || !seen.insert(edge.node.get()).second) continue;
     const std::string& op = edge.node->name;

@@ -22,7 +22,6 @@ class Ddp : public Strategy {
   void wrap(nn::Module& module, const ModelStructure&) override {
     ddp_ = std::make_unique<DistributedDataParallel>(module, world_, options_);
   }
-  Tensor forward(nn::Module&, const Tensor& x) override { return (*ddp_)(x); }
   Tensors call(nn::Module&, const std::function<Tensors()>& function) override {
     return ddp_->forward(function);
   }

@@ -45,10 +45,6 @@ void Fp8Gradients::wrap(nn::Module& module, const ModelStructure&) {
   }
 }
 
-Tensor Fp8Gradients::forward(nn::Module& module, const Tensor& x) {
-  return call(module, [&] { return Tensors{module.unrouted(x)}; })[0];
-}
-
 Tensors Fp8Gradients::call(nn::Module&, const std::function<Tensors()>& function) {
   prepare();
   Tensors outputs = function();

@@ -36,7 +36,6 @@ class Fp8Gradients : public Strategy {
   int data_size() const override { return world_ ? world_->size() : 1; }
   int data_rank() const override { return world_ ? world_->rank() : 0; }
   void wrap(nn::Module& module, const ModelStructure& structure) override;
-  Tensor forward(nn::Module& module, const Tensor& x) override;
   Tensors call(nn::Module& module, const std::function<Tensors()>& function) override;
   void share_buffers(nn::Module& module) override;
   std::shared_ptr<void> no_sync() override;

@@ -34,9 +34,6 @@ class Sharded : public Strategy {
     return fsdp_->shard(groups);
   }
   bool cuts_parameters() const override { return true; }
-  Tensor forward(nn::Module& module, const Tensor& x) override {
-    return call(module, [&] { return Tensors{module.unrouted(x)}; })[0];
-  }
   Tensors call(nn::Module& module, const std::function<Tensors()>& function) override {
     prepare(module);
     Tensors outputs = function();

@@ -52,7 +52,9 @@ class Strategy {
   virtual optim::ParameterGroups groups(const optim::ParameterGroups& groups) { return groups; }
   /// Whether there are parts of parameters in these. Known before wrap().
   virtual bool cuts_parameters() const { return false; }
-  virtual Tensor forward(nn::Module& module, const Tensor& x) { return module.unrouted(x); }
+  virtual Tensor forward(nn::Module& module, const Tensor& x) {
+    return call(module, [&] { return Tensors{module.unrouted(x)}; })[0];
+  }
   /// What function() returns, which calls the model in another way. Throws Error where that cannot
   /// be shared out.
   virtual Tensors call(nn::Module& module, const std::function<Tensors()>& function) = 0;

@@ -22,8 +22,6 @@ constexpr const char *kNamesKey = "source", *kEpsKey = "layer_norm_eps",
                      *kHeadsKey = "attention_heads", *kMeanKey = "image_mean",
                      *kStdKey = "image_std", *kFitKey = "image_fit", *kResizeKey = "image_resize",
                      *kFilterKey = "image_filter", *kDropoutKey = "dropout";
-constexpr const char *kStretch = "stretch", *kShorterSide = "shorter-side", *kBilinear = "bilinear",
-                     *kBicubic = "bicubic";
 constexpr const char* kPositions = "encoder.pos_embedding";
 constexpr const char* kLayer = "encoder.layers.encoder_layer_";
 constexpr int64_t kUsualDepth = 64;  // of an attention head
@@ -243,18 +241,15 @@ void apply_metadata(Pretrained& p) {
   WEFT_CHECK(pre.resize == 0 || (pre.resize >= pre.size && pre.resize <= kLargestResize),
              "{}: {} {}, expected 0 or {} to {}", place, kResizeKey, pre.resize, pre.size,
              kLargestResize);
-  const auto is_first = [&](const char* key, bool value, const char* first, const char* second) {
-    std::string text = value ? first : second;
+  const auto choose = [&](const char* key, auto& value, auto first, auto second) {
+    std::string text(name(value));
     get(settings, place, key, text);
-    WEFT_CHECK(text == first || text == second, "{}: {} {}, expected \"{}\" or \"{}\"", place, key,
-               io::quote(text), first, second);
-    return text == first;
+    WEFT_CHECK(text == name(first) || text == name(second), "{}: {} {}, expected \"{}\" or \"{}\"",
+               place, key, io::quote(text), name(first), name(second));
+    value = text == name(first) ? first : second;
   };
-  const bool stretches = is_first(kFitKey, pre.fit == data::Fit::kStretch, kStretch, kShorterSide);
-  pre.fit = stretches ? data::Fit::kStretch : data::Fit::kShorterSide;
-  const bool is_bilinear =
-      is_first(kFilterKey, pre.filter == data::Filter::kBilinear, kBilinear, kBicubic);
-  pre.filter = is_bilinear ? data::Filter::kBilinear : data::Filter::kBicubic;
+  choose(kFitKey, pre.fit, data::Fit::kStretch, data::Fit::kShorterSide);
+  choose(kFilterKey, pre.filter, data::Filter::kBilinear, data::Filter::kBicubic);
   check_source(p, place);
 }
 
@@ -353,8 +348,8 @@ io::Metadata source_metadata(const Pretrained& p) {
   metadata[kMeanKey] = json(pre.normalization.mean).dump();
   metadata[kStdKey] = json(pre.normalization.std).dump();
   metadata[kResizeKey] = json(pre.resize).dump();
-  metadata[kFitKey] = json(pre.fit == data::Fit::kStretch ? kStretch : kShorterSide).dump();
-  metadata[kFilterKey] = json(pre.filter == data::Filter::kBilinear ? kBilinear : kBicubic).dump();
+  metadata[kFitKey] = json(name(pre.fit)).dump();
+  metadata[kFilterKey] = json(name(pre.filter)).dump();
   return metadata;
 }
 
