@@ -47,7 +47,6 @@
 #include "nn/module.h"
 #include "nn/structure.h"
 #include "optim/optimizer.h"
-#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 

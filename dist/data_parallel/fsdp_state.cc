@@ -4,6 +4,7 @@
 #include "autograd/ops.h"
 #include "dist/data_parallel/fsdp.h"
 #include "dist/data_parallel/fsdp_engine.h"
+#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 

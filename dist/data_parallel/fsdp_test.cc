@@ -15,6 +15,7 @@
 #include "dist/strategy/testing/oracle_training.h"
 #include "nn/meta.h"
 #include "optim/clip.h"
+#include "optim/optimizer_state.h"
 
 using namespace weft;
 using namespace weft::dist;

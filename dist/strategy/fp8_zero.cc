@@ -9,6 +9,7 @@
 
 #include "core/memory_account.h"
 #include "dist/strategy/fp8_gradients.h"
+#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 namespace {

@@ -8,6 +8,7 @@
 #include "dist/comm/device_mesh.h"
 #include "dist/model_parallel/stages.h"
 #include "dist/strategy/strategies.h"
+#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 namespace {

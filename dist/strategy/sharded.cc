@@ -11,6 +11,7 @@
 #include "dist/data_parallel/fsdp_wire.h"
 #include "dist/strategy/strategies.h"
 #include "dist/strategy/strategy_kind.h"
+#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 namespace {

@@ -6,11 +6,21 @@
 
 #include "autograd/backward.h"
 #include "dist/strategy/strategies.h"
+#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 
 std::string megabytes(int64_t bytes) {
   return fmt::format("{:.1f} MB", static_cast<double>(bytes) / 1e6);
+}
+
+optim::OptimizerState Strategy::optimizer_state(const optim::Optimizer& optimizer) {
+  return optimizer.state_dict();
+}
+
+void Strategy::load_optimizer_state(optim::Optimizer& optimizer,
+                                    const optim::OptimizerState& state) {
+  optimizer.load_state_dict(state);
 }
 
 ExactSum Strategy::squares(const Tensors& parameters) {

@@ -28,7 +28,6 @@
 #include "nn/module.h"
 #include "nn/structure.h"
 #include "optim/optimizer.h"
-#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 
@@ -95,16 +94,12 @@ class Strategy {
   virtual bool keeps_whole_state() const { return true; }
   /// Whole states; on rank 0, elsewhere possibly empty.
   virtual NamedTensors model_state(nn::Module& module) { return module.unrouted_state(); }
-  virtual optim::OptimizerState optimizer_state(const optim::Optimizer& optimizer) {
-    return optimizer.state_dict();
-  }
+  virtual optim::OptimizerState optimizer_state(const optim::Optimizer& optimizer);
   virtual void load_model_state(nn::Module& module, const NamedTensors& state) {
     module.load_state_dict(state);
   }
   virtual void load_optimizer_state(optim::Optimizer& optimizer,
-                                    const optim::OptimizerState& state) {
-    optimizer.load_state_dict(state);
-  }
+                                    const optim::OptimizerState& state);
   /// What this rank has of the model's state. An optimizer's tensors lie in theirs as those of
   /// their parameters do. Nothing is sent; whoever writes to the tensors calls after_step() then.
   virtual LocalTensors local_state(nn::Module& module) {

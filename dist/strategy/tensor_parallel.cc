@@ -10,6 +10,7 @@
 #include "dist/model_parallel/parallel_head.h"
 #include "dist/model_parallel/tensor_parallel.h"
 #include "dist/strategy/strategies.h"
+#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 namespace {

@@ -17,6 +17,7 @@
 #include "dist/strategy/testing/oracle_training.h"
 #include "optim/clip.h"
 #include "optim/grad_scaler.h"
+#include "optim/optimizer_state.h"
 
 using namespace weft;
 using namespace weft::dist;

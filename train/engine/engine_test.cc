@@ -14,6 +14,7 @@
 #include "nn/nn.h"
 #include "optim/adam.h"
 #include "optim/clip.h"
+#include "optim/optimizer_state.h"
 #include "tests/json_damage.h"
 
 using namespace weft;

@@ -8,6 +8,7 @@
 
 #include "core/transfer.h"
 #include "io/json_field.h"
+#include "optim/optimizer_state.h"
 #include "train/exact_text.h"
 #include "train/trainer/trainer.h"
 

@@ -12,6 +12,7 @@
 #include "dist/comm/tree_accumulator.h"
 #include "optim/clip.h"
 #include "optim/grad_scaler.h"
+#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 namespace {
