@@ -50,27 +50,42 @@ __device__ __forceinline__ void cp_async_mbarrier_arrive(uint64_t* barrier WEFT_
            simt::cp_async_mbarrier_arrive(barrier, site));
 }
 
-/// Fills a box in shared memory; what lies outside the tensor becomes zero. The whole box counts on
-/// the barrier.
-__device__ __forceinline__ void tma_load_2d(void* to, const TensorMap* map, uint64_t* barrier,
-                                            int x, int y WEFT_AND_SITE) {
-  WEFT_PTX(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile"
-                        ".mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-                            shared_address(to)),
-                        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
-                        : "memory"),
-           simt::tma_load(to, *map, {x, y}, barrier, site));
-}
-__device__ __forceinline__ void tma_load_3d(void* to, const TensorMap* map, uint64_t* barrier,
-                                            int x, int y, int z WEFT_AND_SITE) {
-  WEFT_PTX(asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile"
-                        ".mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-                            shared_address(to)),
-                        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
-                        : "memory"),
-           simt::tma_load(to, *map, {x, y, z}, barrier, site));
-}
-/// The same for every block of the cluster that has a bit in `blocks`: the box comes to the same
+// Boxes of 2, 3 and 4 dimensions:
+//
+//   tma_load_Nd(to, map, barrier, x, y, ...) fills a box in shared memory; what lies outside the
+//   tensor becomes zero. The whole box counts on the barrier.
+//   tma_store_Nd(map, from, x, y, ...) writes a box; what lies outside the tensor is left out.
+//   Reads shared memory until tma_store_wait_read, writes global memory until tma_store_wait.
+
+#define WEFT_UNWRAP(...) __VA_ARGS__
+#define WEFT_TMA(rank, load_at, store_at, parameters, coordinates, ...)                          \
+  __device__ __forceinline__ void tma_load_##rank(                                               \
+      void* to, const TensorMap* map, uint64_t* barrier, WEFT_UNWRAP parameters WEFT_AND_SITE) { \
+    WEFT_PTX(asm volatile("cp.async.bulk.tensor." #rank ".shared::cluster.global.tile"           \
+                          ".mbarrier::complete_tx::bytes [%0], [%1, " load_at                    \
+                          "], [%2];" ::"r"(shared_address(to)),                                  \
+                          "l"(map), "r"(shared_address(barrier)), __VA_ARGS__                    \
+                          : "memory"),                                                           \
+             simt::tma_load(to, *map, {WEFT_UNWRAP coordinates}, barrier, site));                \
+  }                                                                                              \
+  __device__ __forceinline__ void tma_store_##rank(const TensorMap* map, const void* from,       \
+                                                   WEFT_UNWRAP parameters WEFT_AND_SITE) {       \
+    WEFT_PTX(asm volatile("cp.async.bulk.tensor." #rank ".global.shared::cta.tile.bulk_group"    \
+                          " [%0, " store_at "], [%1];" ::"l"(map),                               \
+                          "r"(shared_address(from)), __VA_ARGS__                                 \
+                          : "memory"),                                                           \
+             simt::tma_store(*map, {WEFT_UNWRAP coordinates}, from, site));                      \
+  }
+
+WEFT_TMA(2d, "{%3, %4}", "{%2, %3}", (int x, int y), (x, y), "r"(x), "r"(y))
+WEFT_TMA(3d, "{%3, %4, %5}", "{%2, %3, %4}", (int x, int y, int z), (x, y, z), "r"(x), "r"(y),
+         "r"(z))
+WEFT_TMA(4d, "{%3, %4, %5, %6}", "{%2, %3, %4, %5}", (int x, int y, int z, int w), (x, y, z, w),
+         "r"(x), "r"(y), "r"(z), "r"(w))
+#undef WEFT_TMA
+#undef WEFT_UNWRAP
+
+/// tma_load_3d for every block of the cluster that has a bit in `blocks`: the box comes to the same
 /// place in each, and counts on each one's barrier there.
 __device__ __forceinline__ void tma_multicast_3d(void* to, const TensorMap* map, uint64_t* barrier,
                                                  int x, int y, int z,
@@ -81,42 +96,6 @@ __device__ __forceinline__ void tma_multicast_3d(void* to, const TensorMap* map,
                         "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "h"(blocks)
                         : "memory"),
            simt::tma_load(to, *map, {x, y, z}, barrier, site, blocks));
-}
-__device__ __forceinline__ void tma_load_4d(void* to, const TensorMap* map, uint64_t* barrier,
-                                            int x, int y, int z, int w WEFT_AND_SITE) {
-  WEFT_PTX(asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile"
-                        ".mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
-                            shared_address(to)),
-                        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
-                        : "memory"),
-           simt::tma_load(to, *map, {x, y, z, w}, barrier, site));
-}
-
-/// Writes a box; what lies outside the tensor is left out. Reads shared memory until
-/// tma_store_wait_read, writes global memory until tma_store_wait.
-__device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* from, int x,
-                                             int y WEFT_AND_SITE) {
-  WEFT_PTX(asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
-                        " [%0, {%2, %3}], [%1];" ::"l"(map),
-                        "r"(shared_address(from)), "r"(x), "r"(y)
-                        : "memory"),
-           simt::tma_store(*map, {x, y}, from, site));
-}
-__device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* from, int x, int y,
-                                             int z WEFT_AND_SITE) {
-  WEFT_PTX(asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
-                        " [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-                        "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
-                        : "memory"),
-           simt::tma_store(*map, {x, y, z}, from, site));
-}
-__device__ __forceinline__ void tma_store_4d(const TensorMap* map, const void* from, int x, int y,
-                                             int z, int w WEFT_AND_SITE) {
-  WEFT_PTX(asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
-                        " [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
-                        "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w)
-                        : "memory"),
-           simt::tma_store(*map, {x, y, z, w}, from, site));
 }
 
 __device__ __forceinline__ void tma_store_commit() {
