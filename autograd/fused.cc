@@ -14,30 +14,39 @@ namespace {
 
 using Function = std::function<Tensor(const Tensors&)>;
 
-/// The gradients of the inputs that need one, in recorded ops: each input as a view of its own, so
-/// that what leads from one to another does not count.
+/// The gradients of y, if it has a history, with respect to the inputs that need one.
+Tensors gradients_of(const Tensor& y, const Tensors& inputs, const Backward& b) {
+  Tensors wanted, gradients(inputs.size());
+  if (!y.requires_grad()) return gradients;
+  const auto needs = [&](size_t i) { return b.needs(static_cast<int>(i)); };
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (needs(i)) wanted.push_back(inputs[i]);
+  }
+  Tensors found =
+      grad({y}, wanted, {b.dy()}, {.create_graph = b.create_graph(), .allow_unused = true});
+  auto next = found.begin();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (needs(i)) gradients[i] = std::move(*next++);
+  }
+  return gradients;
+}
+
+/// Those of the function in recorded ops: each input as a view of its own, so that what leads from
+/// one to another does not count.
 Tensors recorded_gradients(const Function& function, const Backward& b, size_t count) {
-  Tensors inputs, wanted, gradients(count);
+  Tensors inputs;
   for (size_t i = 0; i < count; ++i) {
     const Tensor x = b.saved(static_cast<int>(i));
     inputs.push_back(x.defined() ? view(x, x.shape()) : x);
-    if (b.needs(static_cast<int>(i))) wanted.push_back(inputs.back());
   }
-  const Tensor y = function(inputs);
-  if (!y.requires_grad()) return gradients;
-  const Tensors found = grad({y}, wanted, {b.dy()}, {.create_graph = true, .allow_unused = true});
-  auto next = found.begin();
-  for (size_t i = 0; i < count; ++i) {
-    if (b.needs(static_cast<int>(i))) gradients[i] = *next++;
-  }
-  return gradients;
+  return gradients_of(function(inputs), inputs, b);
 }
 
 /// The same in one pass.
 Tensors deferred_gradients(const Function& function, const Backward& b, size_t count) {
   const std::shared_ptr<Deferral> deferral = Deferral::make();
   const ScopedValue scope(deferral_in_force, deferral.get());
-  Tensors gradients(count);
+  Tensors gradients;
   {
     const GradMode recording(true);
     Tensors leaves;
@@ -47,18 +56,7 @@ Tensors deferred_gradients(const Function& function, const Backward& b, size_t c
       leaves[i] = leaves[i].alias();
       if (b.needs(static_cast<int>(i))) leaves[i].set_requires_grad(true);
     }
-    const Tensor y = function(leaves);
-    if (y.requires_grad()) {
-      Tensors wanted;
-      for (const Tensor& leaf : leaves) {
-        if (leaf.defined() && leaf.requires_grad()) wanted.push_back(leaf);
-      }
-      Tensors found = grad({y}, wanted, {b.dy()}, {.allow_unused = true});
-      auto next = found.begin();
-      for (size_t i = 0; i < count; ++i) {
-        if (b.needs(static_cast<int>(i))) gradients[i] = std::move(*next++);
-      }
-    }
+    gradients = gradients_of(function(leaves), leaves, b);
   }
   deferral->finish(gradients);
   return gradients;
