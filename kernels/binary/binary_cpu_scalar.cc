@@ -100,33 +100,28 @@ void loop(const void* left, const void* right, void* target, int64_t n, double) 
 
 BinaryLoop binary_scalar_loop(BinaryOp op, DType type) {
   if (type == DType::bf16) return nullptr;
-  if (op == BinaryOp::kPow) {
-    if (type == DType::f64) return loop<double, std::pow>;
-    if (type == DType::f32) return loop<float, std::pow>;
-    return loop<int64_t, power>;
-  }
-  if (op == BinaryOp::kFloorDivide) {
-    if (type == DType::f64) return loop<double, floor_divide<double>>;
-    if (type == DType::f32) return loop<float, floor_divide<float>>;
-    return loop<int64_t, floor_divide>;
-  }
-  if (op == BinaryOp::kRemainder) {
-    if (type == DType::f64) return loop<double, remainder<double>>;
-    if (type == DType::f32) return loop<float, remainder<float>>;
-    return loop<int64_t, remainder>;
-  }
-  if (op == BinaryOp::kAtan2) {
-    return type == DType::f64 ? loop<double, std::atan2> : loop<float, std::atan2>;
-  }
-  if (op == BinaryOp::kDiv && type == DType::i64) return loop<int64_t, divide>;
-  if (type != DType::f64) return nullptr;
+  const auto of = [type](BinaryLoop f64, BinaryLoop f32, BinaryLoop i64) {
+    return type == DType::f64 ? f64 : type == DType::f32 ? f32 : i64;
+  };
   switch (op) {
+    case BinaryOp::kPow:
+      return of(loop<double, std::pow>, loop<float, std::pow>, loop<int64_t, power>);
+    case BinaryOp::kFloorDivide:
+      return of(loop<double, floor_divide<double>>, loop<float, floor_divide<float>>,
+                loop<int64_t, floor_divide>);
+    case BinaryOp::kRemainder:
+      return of(loop<double, remainder<double>>, loop<float, remainder<float>>,
+                loop<int64_t, remainder>);
+    case BinaryOp::kAtan2:
+      return of(loop<double, std::atan2>, loop<float, std::atan2>, nullptr);
+    case BinaryOp::kDiv:
+      return of(nullptr, nullptr, loop<int64_t, divide>);
     case BinaryOp::kSiluGrad:
-      return loop<double, silu_grad>;
+      return of(loop<double, silu_grad>, nullptr, nullptr);
     case BinaryOp::kGeluErfGrad:
-      return loop<double, gelu_erf_grad>;
+      return of(loop<double, gelu_erf_grad>, nullptr, nullptr);
     case BinaryOp::kGeluTanhGrad:
-      return loop<double, gelu_tanh_grad>;
+      return of(loop<double, gelu_tanh_grad>, nullptr, nullptr);
     default:
       return nullptr;
   }
