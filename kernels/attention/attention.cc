@@ -60,7 +60,6 @@ bool is_for_wgmma(const AttentionProblem& p) {
 
 #define WEFT_OP attention
 #define WEFT_PROBLEM AttentionProblem
-#define WEFT_LIST "kernels/attention/attention.inc"
 #include "kernels/op_list_inl.h"
 
 bool attention_is_unmasked(const AttentionProblem& p) {
@@ -124,8 +123,6 @@ bool attention_fits_short(const AttentionProblem& p) {
   return queries <= kMostQueries && split.warps <= kShortBackwardWarps &&
          split.shared_bytes() <= shared_memory_of(p);
 }
-
-void attention(const AttentionProblem& problem) { dispatch(attention_op(), problem); }
 
 std::string AttentionProblem::tuning_key() const {
   return operand_key("q", q) + operand_key("k", k) + operand_key("v", v) + operand_key("out", out) +

@@ -113,8 +113,6 @@ bool attention_fits_cudnn(const AttentionProblem& problem);
 /// only in the cuda flavour.
 CudnnGraph attention_cudnn_graph(const AttentionProblem& problem);
 
-void attention(const AttentionProblem& problem);
-const Op<AttentionProblem>& attention_op();
-std::vector<Expected> attention_reference(const AttentionProblem& problem);
+WEFT_DECLARE_OP(attention, AttentionProblem);
 
 }  // namespace weft::kernels

@@ -6,7 +6,6 @@ namespace weft::kernels {
 
 #define WEFT_OP conv2d
 #define WEFT_PROBLEM Conv2dProblem
-#define WEFT_LIST "kernels/conv2d/conv2d.inc"
 #include "kernels/op_list_inl.h"
 
 bool conv2d_fits_cuda(const Conv2dProblem& p) {
@@ -16,8 +15,6 @@ bool conv2d_fits_cuda(const Conv2dProblem& p) {
 bool conv2d_fits_cuda_patches(const Conv2dProblem& p) {
   return gemm_is<GemmArithmetic::kIeee>(p) && conv2d_is_patch_embedding(p);
 }
-
-void conv2d(const Conv2dProblem& problem) { dispatch(conv2d_op(), problem); }
 
 std::string Conv2dProblem::tuning_key() const {
   return operand_key("x", x) + operand_key("w", w) + operand_key("bias", bias) +

@@ -71,9 +71,7 @@ bool conv2d_fits_cuda_patches(const Conv2dProblem& problem);
 /// empty tensor; and the library was found.
 bool conv2d_fits_cudnn(const Conv2dProblem& problem);
 
-void conv2d(const Conv2dProblem& problem);
-const Op<Conv2dProblem>& conv2d_op();
-std::vector<Expected> conv2d_reference(const Conv2dProblem& problem);
+WEFT_DECLARE_OP(conv2d, Conv2dProblem);
 
 /// floor((size + 2 padding - dilation (kernel - 1) - 1) / stride) + 1; below 1 when the kernel is
 /// larger than the padded image.

@@ -27,9 +27,7 @@ struct Fp8QuantizeProblem {
   }
 };
 
-void fp8_quantize(const Fp8QuantizeProblem& problem);
-const Op<Fp8QuantizeProblem>& fp8_quantize_op();
-std::vector<Expected> fp8_quantize_reference(const Fp8QuantizeProblem& problem);
+WEFT_DECLARE_OP(fp8_quantize, Fp8QuantizeProblem);
 
 /// The largest finite number of an fp8 format: 448 of e4m3, 57344 of e5m2.
 inline double fp8_max(DType format) {
