@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/stream.h"
+#include "kernels/device/columns.cuh"
 #include "kernels/device/warp.cuh"
 #include "kernels/gemm/gemm_cuda.cuh"
 
@@ -43,23 +44,14 @@ __global__ static void __launch_bounds__(kThreads)
   }
 }
 
-/// A block joins 32 columns: thread (x, y) adds every 32nd group of column x, then the 32 sums
-/// meet.
+/// A block joins 32 columns.
 template <class Acc>
 __global__ static void __launch_bounds__(kLanes* kLanes)
     join_columns_kernel(const __grid_constant__ GemmArguments p, ColumnPartials<Acc> partials,
                         int64_t groups, Acc* total) {
-  WEFT_SHARED(Acc, sums, [kLanes][kLanes + 1]);
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kLanes + threadIdx.x;
-  Acc sum = 0;
-  if (column < p.n) {
-    for (int64_t g = threadIdx.y; g < groups; g += kLanes) sum += partials.at(p, g, column);
-  }
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || column >= p.n) return;
-  for (int y = 1; y < kLanes; ++y) sum += sums[y][threadIdx.x];
-  total[column] = sum;
+  const Acc sum = sum_of_column<Acc, kLanes>(partials.sums, groups, p.n, column);
+  if (threadIdx.y == 0 && column < p.n) total[column] = sum;
 }
 
 }  // namespace bias_gradient
