@@ -31,13 +31,10 @@ MatmulNumerics conv_numerics(DeviceType device) {
   return {s.accumulation, s.conv_allow_tf32 && has_units ? s.tf32_rounding : Tf32::kOff};
 }
 
-MatmulScope::MatmulScope(const MatmulSettings& settings) : previous_(matmul_settings()) {
+MatmulScope::MatmulScope(const MatmulSettings& settings) : ScopedValue(the_settings, settings) {
   WEFT_CHECK(settings.tf32_rounding != Tf32::kOff,
              "MatmulScope: tf32_rounding must be truncate or nearest; allow_tf32 turns TF32 off");
-  the_settings = settings;
 }
-
-MatmulScope::~MatmulScope() { the_settings = previous_; }
 
 std::string_view name(Accumulation accumulation) {
   constexpr std::string_view kFirst[] = {"ieee", "exact", "v100", "a100", "ada", "h100", "b200"};

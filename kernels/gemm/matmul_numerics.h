@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/scoped_value.h"
 
 namespace weft::kernels {
 
@@ -60,15 +61,9 @@ MatmulNumerics matmul_numerics();
 MatmulNumerics conv_numerics(DeviceType device = DeviceType::cpu);
 
 /// Replaces this thread's settings for as long as it lives.
-class MatmulScope {
+class MatmulScope : ScopedValue<MatmulSettings> {
  public:
   explicit MatmulScope(const MatmulSettings& settings);
-  ~MatmulScope();
-  MatmulScope(const MatmulScope&) = delete;
-  MatmulScope& operator=(const MatmulScope&) = delete;
-
- private:
-  MatmulSettings previous_;
 };
 
 /// "ieee", "exact", "h100", ...
