@@ -13,6 +13,8 @@
 // A library of its own that defines it, and a line of cli/commands.bzl.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -49,7 +51,16 @@ inline constexpr const char* kJsonLines = "Print JSON objects, one a line, inste
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+  template <class... Parts>
+  explicit UsageError(fmt::format_string<Parts...> text, Parts&&... parts)
+      : std::runtime_error(fmt::format(text, std::forward<Parts>(parts)...)) {}
 };
+
+/// Throws UsageError, with a message in fmt's syntax, unless the command line is right.
+template <class... Parts>
+void check_usage(bool is_right, fmt::format_string<Parts...> text, Parts&&... parts) {
+  if (!is_right) throw UsageError(text, std::forward<Parts>(parts)...);
+}
 
 /// Runs f, which checks what the command line says, and makes its Error a UsageError: an unknown
 /// GPU, a setting out of range. `option`, where the message does not name one: "--device".
@@ -58,7 +69,7 @@ auto as_usage(F&& f, const std::string& option = "") {
   try {
     return f();
   } catch (const Error& error) {
-    throw UsageError(option.empty() ? error.what() : option + ": " + error.what());
+    throw UsageError("{}{}{}", option, option.empty() ? "" : ": ", error.what());
   }
 }
 

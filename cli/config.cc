@@ -142,10 +142,8 @@ void ask(const std::string& text, const std::string& usual, const Take& take) {
 }
 
 int write(const Arguments& a) {
-  if (std::filesystem::exists(a.output)) {
-    throw UsageError(
-        fmt::format("--output: {} is there already; expected the name of a new file", a.output));
-  }
+  check_usage(!std::filesystem::exists(a.output),
+              "--output: {} is there already; expected the name of a new file", a.output);
   io::FileWriter(a.output);  // tried before anything is asked; its destructor removes it
   train::Config config = train::recipe("builtin-quick");
   ask(fmt::format("Recipe to start from: {}", fmt::join(train::recipe_names(), ", ")),

@@ -36,11 +36,10 @@ int device_count(const std::string& text, const Device& kind, int ranks) {
 }
 
 void check_counted(const std::string& text, const std::string& hosts_option) {
-  if (!asks_for_all(text)) return;
-  throw UsageError(
-      fmt::format("--devices {}: all of this machine; with {} expected the number of them on all "
-                  "hosts together",
-                  text, hosts_option));
+  check_usage(!asks_for_all(text),
+              "--devices {}: all of this machine; with {} expected the number of them on all hosts "
+              "together",
+              text, hosts_option);
 }
 
 }  // namespace weft::cli

@@ -1,8 +1,6 @@
 // Options of commands whose ranks may fail, or change in number.
 #pragma once
 
-#include <fmt/format.h>
-
 #include "cli/command.h"
 #include "dist/comm/processes/launch.h"
 
@@ -29,10 +27,9 @@ inline void add_elastic_options(Command& command, dist::LaunchOptions& options) 
 
 /// Throws UsageError where they do not go with so many ranks, or with what a file says.
 inline void check_elastic_options(const dist::LaunchOptions& options) {
-  if (options.min_ranks > options.ranks) {
-    throw UsageError(fmt::format("--min-devices: expected a number of devices, at most {}, got {}",
-                                 options.ranks, options.min_ranks));
-  }
+  check_usage(options.min_ranks <= options.ranks,
+              "--min-devices: expected a number of devices, at most {}, got {}", options.ranks,
+              options.min_ranks);
   if (options.ranks_file.empty()) return;
   as_usage([&] { dist::check_ranks_file(options.ranks_file); }, "--devices-file");
 }

@@ -211,23 +211,18 @@ int evaluate(const Arguments& a, const dist::CommunicatorPtr& world) {
         "the ranks were given different checkpoints");
   }
   if (!is_of_text(a)) return evaluate_images(a, ranks);
-  if (!a.source.device_map.empty() || !a.source.max_memory.empty()) {
-    throw UsageError(
-        fmt::format("{} spreads a model of images; expected a language model on one "
-                    "device",
-                    a.source.device_map.empty() ? "--max-memory" : "--device-map"));
-  }
+  check_usage(a.source.device_map.empty() && a.source.max_memory.empty(),
+              "{} spreads a model of images; expected a language model on one device",
+              a.source.device_map.empty() ? "--max-memory" : "--device-map");
   return evaluate_text(a, ranks);
 }
 
 /// Each of several devices has all of the model.
 void check_whole(const ModelSource& source, int devices) {
   const bool is_whole = source.device_map.empty() && source.max_memory.empty();
-  if (devices > 1 && !is_whole) {
-    throw UsageError(fmt::format("--devices {} excludes {}, which spreads one model over devices",
-                                 devices,
-                                 source.device_map.empty() ? "--max-memory" : "--device-map"));
-  }
+  check_usage(devices <= 1 || is_whole,
+              "--devices {} excludes {}, which spreads one model over devices", devices,
+              source.device_map.empty() ? "--max-memory" : "--device-map");
 }
 
 int run_eval(const Arguments& a) {
@@ -237,9 +232,8 @@ int run_eval(const Arguments& a) {
     if (!a.precision.empty()) train::find_precision(a.precision);
     if (!a.matmul_numerics.empty()) kernels::parse_accumulation(a.matmul_numerics);
   });
-  if (!a.source.weights.empty() && a.data.empty()) {
-    throw UsageError("--weights needs --data: a file of weights does not say what to measure on");
-  }
+  check_usage(a.source.weights.empty() || !a.data.empty(),
+              "--weights needs --data: a file of weights does not say what to measure on");
   const Device device = chosen_device(a.device);
   if (!dist::is_rank()) {
     const int devices = device_count(a.devices, device);
@@ -249,9 +243,8 @@ int run_eval(const Arguments& a) {
   const dist::CommunicatorPtr world = dist::join_world();
   check_whole(a.source, world->size());
   const int devices = device_count(a.devices, device, world->size());
-  if (devices > 0 && devices != world->size()) {
-    throw UsageError(fmt::format("--devices {}: {} ranks were started", a.devices, world->size()));
-  }
+  check_usage(devices == 0 || devices == world->size(), "--devices {}: {} ranks were started",
+              a.devices, world->size());
   try {
     return evaluate(a, world);
   } catch (const std::exception& error) {

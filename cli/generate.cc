@@ -19,7 +19,7 @@ struct Arguments {
 };
 
 int run_generate(const Arguments& a) {
-  if (a.prompt.empty()) throw UsageError("--prompt: is empty; expected a byte or more");
+  check_usage(!a.prompt.empty(), "--prompt: is empty; expected a byte or more");
   if (a.threads > 0) set_num_threads(a.threads);
   const Device device = chosen_device(a.device);
   train::TextModel text = train::load_text_model(a.run);

@@ -77,9 +77,8 @@ data::Image draw_sheet(const data::Dataset& dataset,
 }
 
 int images(const Arguments& a) {
-  if (a.sheet.empty() && a.folder.empty()) {
-    throw UsageError("images: expected --sheet FILE or --folder DIR");
-  }
+  check_usage(!a.sheet.empty() || !a.folder.empty(),
+              "images: expected --sheet FILE or --folder DIR");
   as_usage([&] { data::check_data_spec(a.data); });
   const data::DatasetPtr dataset = open_split(a);
   const auto chosen = first_of_each_class(*dataset, a.per_class);

@@ -28,9 +28,8 @@ struct Arguments {
 [[noreturn]] void become(const Arguments& a) {
   const int size = dist::rank_place().size;
   const int devices = device_count(a.devices, Device{}, size);
-  if (devices > 0 && devices != size) {
-    throw UsageError(fmt::format("--devices {}: {} ranks were started", devices, size));
-  }
+  check_usage(devices == 0 || devices == size, "--devices {}: {} ranks were started", devices,
+              size);
   dist::set_rank_environment();
   std::vector<char*> arguments;
   for (const std::string& word : a.command) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -42,30 +41,26 @@ struct Arguments {
 }
 
 void check_host(const dist::LaunchOptions& options) {
-  if (options.host < options.hosts) return;
-  throw UsageError(fmt::format("--node-rank: expected a host's number below {}, got {}{}",
-                               options.hosts, options.host,
-                               options.hosts == 1 ? "; --nodes says how many there are" : ""));
+  check_usage(options.host < options.hosts,
+              "--node-rank: expected a host's number below {}, got {}{}", options.hosts,
+              options.host, options.hosts == 1 ? "; --nodes says how many there are" : "");
 }
 
 /// Each host's launcher knows its own ranks alone: all start again at once, with as many as before.
 void check_constant(const dist::LaunchOptions& options) {
-  if (options.hosts == 1) return;
   const bool has_minimum = options.min_ranks > 0;
-  if (!has_minimum && options.ranks_file.empty()) return;
-  throw UsageError(fmt::format(
-      "{} excludes --nodes {}: the launchers of all hosts must start again together, with the same "
-      "number of ranks; expected --hosts, or --max-restarts alone",
-      has_minimum ? "--min-devices" : "--devices-file", options.hosts));
+  check_usage(options.hosts == 1 || (!has_minimum && options.ranks_file.empty()),
+              "{} excludes --nodes {}: the launchers of all hosts must start again together, with "
+              "the same number of ranks; expected --hosts, or --max-restarts alone",
+              has_minimum ? "--min-devices" : "--devices-file", options.hosts);
 }
 
 int launch(const Arguments& a) {
   // With --nodes srun starts a launcher on each, and no ranks.
   const bool is_launcher = a.options.hosts > 1 && dist::is_task_of_srun();
   if (dist::is_rank() && !is_launcher) become(a);
-  if (a.devices.empty()) {
-    throw UsageError("--devices: how many ranks? Nothing has started this process as one");
-  }
+  check_usage(!a.devices.empty(),
+              "--devices: how many ranks? Nothing has started this process as one");
   if (!a.options.hostfile.empty()) check_counted(a.devices, "--hosts");
   if (a.options.hosts > 1) check_counted(a.devices, "--nodes");
   check_constant(a.options);

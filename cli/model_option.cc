@@ -15,14 +15,12 @@ namespace {
 std::optional<nn::Placement> placement_of(const ModelSource& source, const std::string& device) {
   const auto& [checkpoint, weights, map, memory] = source;
   if (map.empty() && memory.empty()) return {};
-  if (!device.empty()) throw UsageError("--device excludes --device-map, which names devices");
-  if (map.empty()) throw UsageError("--max-memory needs --device-map auto");
+  check_usage(device.empty(), "--device excludes --device-map, which names devices");
+  check_usage(!map.empty(), "--max-memory needs --device-map auto");
   nn::Placement placement;
   if (map != "auto") {
     placement.map = train::parse_device_map(map);
-    if (!memory.empty()) {
-      throw UsageError(fmt::format("--max-memory is for --device-map auto, not for {}", map));
-    }
+    check_usage(memory.empty(), "--max-memory is for --device-map auto, not for {}", map);
   } else if (memory.empty()) {
     placement.budgets = train::available_budgets();
   } else {
@@ -53,9 +51,8 @@ void add_model_options(Command& command, ModelSource& source) {
 }
 
 void check_given(const ModelSource& source) {
-  if (source.checkpoint.empty() && source.weights.empty()) {
-    throw UsageError("--checkpoint is required, or --weights");
-  }
+  check_usage(!source.checkpoint.empty() || !source.weights.empty(),
+              "--checkpoint is required, or --weights");
 }
 
 void add_placement_options(Command& command, ModelSource& source) {

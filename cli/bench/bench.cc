@@ -178,9 +178,8 @@ int run_bytes(const Arguments& a) {
 int run_bench(const Arguments& a) {
   if (a.threads > 0) set_num_threads(a.threads);
   const Device device = chosen_device(a.device);
-  if (a.graph && device.type != DeviceType::cuda) {
-    throw UsageError(fmt::format("--graph: expected a CUDA device, got {}", to_string(device)));
-  }
+  check_usage(!a.graph || device.type == DeviceType::cuda,
+              "--graph: expected a CUDA device, got {}", to_string(device));
   StepOptions options = a.step;
   options.device = device;
   as_usage([&] {

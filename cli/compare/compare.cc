@@ -298,15 +298,14 @@ std::vector<CompareCase> chosen_cases(const Arguments& a, const std::string& dir
   try {
     pattern = std::regex(a.cases);
   } catch (const std::regex_error& error) {
-    throw UsageError(fmt::format("--cases \"{}\": {}", a.cases, error.what()));
+    throw UsageError("--cases \"{}\": {}", a.cases, error.what());
   }
   const auto keep = [&](const std::string& option, const std::string& value, auto&& wanted) {
     if (value.empty()) return;
     const size_t all = cases.size();
     std::erase_if(cases, [&](const CompareCase& c) { return !wanted(c); });
-    if (!cases.empty()) return;
-    throw UsageError(
-        fmt::format("{} \"{}\" matches none of the {} cases; see --list", option, value, all));
+    check_usage(!cases.empty(), "{} \"{}\" matches none of the {} cases; see --list", option, value,
+                all);
   };
   keep("--cases", a.cases, [&](const CompareCase& c) {
     return std::regex_search(c.name, pattern) || std::regex_search(c.group, pattern);
@@ -372,12 +371,10 @@ Peers find_peers(const Arguments& a, const std::vector<CompareCase>& cases, Make
       for (const std::string& side : sides) peers[side] = peer;
     } catch (const Error& error) {
       const bool is_optional = &kind != &kPeers.front() && a.against.empty();
-      if (!is_optional) {
-        throw UsageError(fmt::format(
-            "compare: no {}: {}; --python FILE names a Python that has it, --against none times "
-            "Weft alone",
-            kind.name, error.what()));
-      }
+      check_usage(is_optional,
+                  "compare: no {}: {}; --python FILE names a Python that has it, --against none "
+                  "times Weft alone",
+                  kind.name, error.what());
       about[kind.name] = {{"missing", error.what()}};
     }
   }

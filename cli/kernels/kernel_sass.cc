@@ -42,8 +42,8 @@ const Gpu& find_gpu(std::string_view name) {
     if (gpu.name == name) return gpu;
     names.emplace_back(gpu.name);
   }
-  throw UsageError(fmt::format("kernels sass --gpu {}: expected one of {}{}", name,
-                               fmt::join(names, ", "), io::did_you_mean(name, names)));
+  throw UsageError("kernels sass --gpu {}: expected one of {}{}", name, fmt::join(names, ", "),
+                   io::did_you_mean(name, names));
 }
 
 std::string require_tool(const std::string& name) {
@@ -127,9 +127,7 @@ void print(const KernelCode& kernel, const Gpu& gpu) {
 std::vector<fs::path> sources_of(const std::string& op, const Gpu& gpu, const fs::path& root) {
   std::vector<fs::path> sources;
   const fs::path folder = root / "kernels" / op;
-  if (!fs::is_directory(folder)) {
-    throw UsageError(fmt::format("kernels sass: \"{}\" is no op and no .cu file", op));
-  }
+  check_usage(fs::is_directory(folder), "kernels sass: \"{}\" is no op and no .cu file", op);
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename();
     if (!name.starts_with(op + "_cuda_") || entry.path().extension() != ".cu") continue;
@@ -198,7 +196,7 @@ int report_machine_code(const Words& words) {
       return 0;
     }
   } catch (const io::ParseError& error) {
-    throw UsageError(fmt::format("kernels sass: {}", error.what()));
+    throw UsageError("kernels sass: {}", error.what());
   }
   const Gpu& gpu = find_gpu(gpu_name);
   const fs::path root = kernels::find_plugin_home().root;

@@ -52,15 +52,13 @@ std::string filled(std::string text, const std::map<std::string, std::string>& g
 
 int write_kernel_skeleton(std::vector<std::string> words) {
   const bool with_cuda = std::erase(words, "--cuda") > 0;
-  if (words.size() != 2 || words[0].starts_with("-") || words[1].starts_with("-")) {
-    throw UsageError("kernels new: expected OP DIR [--cuda]");
-  }
+  check_usage(words.size() == 2 && !words[0].starts_with("-") && !words[1].starts_with("-"),
+              "kernels new: expected OP DIR [--cuda]");
   const std::string& op = words[0];
-  if (!std::regex_match(op, std::regex("[a-z][a-z0-9]*(_[a-z0-9]+)*"))) {
-    throw UsageError(fmt::format(
-        "kernels new: \"{}\" names no op: expected lower-case letters, digits and underscores",
-        op));
-  }
+  check_usage(std::regex_match(op, std::regex("[a-z][a-z0-9]*(_[a-z0-9]+)*")),
+              "kernels new: \"{}\" names no op: expected lower-case letters, digits and "
+              "underscores",
+              op);
   const kernels::PluginHome home = kernels::find_plugin_home();
   const fs::path header = home.include / "weft/kernels" / op / (op + ".h");
   std::map<std::string, std::string> files;  // by the names of their templates

@@ -67,7 +67,7 @@ std::optional<std::string> take_option(Words& words, const std::string& name) {
       return value;
     }
     if (*word != name) continue;
-    if (word + 1 == words.end()) throw UsageError(fmt::format("kernels: {} needs a value", name));
+    check_usage(word + 1 != words.end(), "kernels: {} needs a value", name);
     const std::string value = word[1];
     words.erase(word, word + 2);
     return value;
@@ -150,29 +150,24 @@ int report(Lab lab) {
 int run(const Words& words) {
   static const Words kCommands = {"list", "check", "bench", "report", "sass", "new"};
   Lab lab{.command = words.empty() ? "" : words[0], .ops = kOps};
-  if (std::ranges::count(kCommands, lab.command) == 0) {
-    throw UsageError(fmt::format("kernels: expected one of {}, got \"{}\"{}",
-                                 fmt::join(kCommands, ", "), lab.command,
-                                 io::did_you_mean(lab.command, kCommands)));
-  }
+  check_usage(std::ranges::count(kCommands, lab.command) > 0,
+              "kernels: expected one of {}, got \"{}\"{}", fmt::join(kCommands, ", "), lab.command,
+              io::did_you_mean(lab.command, kCommands));
   if (lab.command == "new") return write_kernel_skeleton({words.begin() + 1, words.end()});
   if (lab.command == "sass") return report_machine_code({words.begin() + 1, words.end()});
   lab.options.assign(words.begin() + 1, words.end());
   if (!lab.options.empty() && !lab.options[0].starts_with("-")) {
     const std::string op = lab.options[0];
-    if (std::ranges::count(kOps, op) == 0) {
-      throw UsageError(fmt::format("kernels: no op \"{}\": expected one of {}{}", op,
-                                   fmt::join(kOps, ", "), io::did_you_mean(op, kOps)));
-    }
+    check_usage(std::ranges::count(kOps, op) > 0, "kernels: no op \"{}\": expected one of {}{}", op,
+                fmt::join(kOps, ", "), io::did_you_mean(op, kOps));
     lab.ops = {op};
     lab.options.erase(lab.options.begin());
   } else if (has_option(lab.options, "--plugin")) {
     lab.ops = {kOpOfPlugin};
   } else {
     for (const char* option : {"--shape", "--variant", "--case"}) {
-      if (!has_option(lab.options, option)) continue;
-      throw UsageError(
-          fmt::format("kernels {0}: {1} needs an op: kernels {0} OP {1} ...", lab.command, option));
+      check_usage(!has_option(lab.options, option),
+                  "kernels {0}: {1} needs an op: kernels {0} OP {1} ...", lab.command, option);
     }
   }
   if (lab.command == "report") return report(std::move(lab));

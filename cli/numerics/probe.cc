@@ -31,9 +31,7 @@ int find_device(const std::string& name) {
   int index = 0, read = 0;
   const bool numbered = std::sscanf(name.c_str(), "cuda:%d%n", &index, &read) == 1 &&
                         read == static_cast<int>(name.size()) && index >= 0;
-  if (name != "cuda" && !numbered) {
-    throw UsageError(fmt::format("unknown device \"{}\": expected cuda or cuda:N", name));
-  }
+  check_usage(name == "cuda" || numbered, "unknown device \"{}\": expected cuda or cuda:N", name);
   const kernels::CudaDevices cuda = kernels::find_cuda_devices();
   WEFT_CHECK(!cuda.devices.empty(), "no CUDA device: {}", cuda.reason);
   WEFT_CHECK(index < static_cast<int>(cuda.devices.size()), "no device cuda:{}: there are {}",

@@ -78,8 +78,8 @@ const Format& find_format(const std::string& name) {
     if (format.name == name) return format;
     names.emplace_back(format.name);
   }
-  throw UsageError(fmt::format("--dtype: \"{}\" is not one of {}{}", name, fmt::join(names, ", "),
-                               io::did_you_mean(name, names)));
+  throw UsageError("--dtype: \"{}\" is not one of {}{}", name, fmt::join(names, ", "),
+                   io::did_you_mean(name, names));
 }
 
 int estimate_count(const Arguments& a) {

@@ -152,9 +152,8 @@ std::pair<std::string, std::vector<std::string>> parse_variation(const std::stri
       begin = end + 1;
     }
   }
-  if (result.first.empty() || result.second.empty() || result.second[0].empty()) {
-    throw UsageError(fmt::format("--vary: expected SETTING=VALUE,VALUE..., got \"{}\"", text));
-  }
+  check_usage(!result.first.empty() && !result.second.empty() && !result.second[0].empty(),
+              "--vary: expected SETTING=VALUE,VALUE..., got \"{}\"", text);
   std::ranges::replace(result.first, '-', '_');
   return result;
 }
@@ -179,11 +178,10 @@ int run_sweep(const Arguments& a) {
   for (const std::string& text : a.vary) {
     const auto [key, values] = parse_variation(text);
     const std::string name = train::option_name(key);
-    if (std::ranges::count(columns, name) > 0) {
-      throw UsageError(fmt::format(
-          "--vary: {0} is given twice; expected all of its values at once: --vary {0}=VALUE,...",
-          name));
-    }
+    check_usage(
+        std::ranges::count(columns, name) == 0,
+        "--vary: {0} is given twice; expected all of its values at once: --vary {0}=VALUE,...",
+        name);
     columns.push_back(name);
     std::vector<Cell> next;
     for (const Cell& cell : cells) {
@@ -274,8 +272,8 @@ const Rule& find_rule(const std::string& name) {
     if (rule.name == name) return rule;
     names.emplace_back(rule.name);
   }
-  throw UsageError(fmt::format("--rules: \"{}\" is not one of {}{}", name, fmt::join(names, ", "),
-                               io::did_you_mean(name, names)));
+  throw UsageError("--rules: \"{}\" is not one of {}{}", name, fmt::join(names, ", "),
+                   io::did_you_mean(name, names));
 }
 
 /// Batches are those of all devices together. A cell is named by the batch of a step, which
@@ -324,36 +322,30 @@ double usual_target(const std::vector<Cell>& cells) {
 
 int run_batch_size(const Arguments& a) {
   const train::Config base = effective(a.settings, chosen_device("")).config;
-  if (train::is_of_text(base)) {
-    throw UsageError(fmt::format(
-        "study batch-size: {} is text; expected images, with an accuracy to come to", base.data));
-  }
-  if (!train::epoch_limit(base)) {
-    throw UsageError(fmt::format(
-        "study batch-size: --epochs {}: expected a positive number, to compare at", base.epochs));
-  }
+  check_usage(!train::is_of_text(base),
+              "study batch-size: {} is text; expected images, with an accuracy to come to",
+              base.data);
+  check_usage(train::epoch_limit(base).has_value(),
+              "study batch-size: --epochs {}: expected a positive number, to compare at",
+              base.epochs);
   const nlohmann::json mine = to_json(base), usual = to_json(train::Config());
   for (const char* key : {"max_steps", "max_time", "early_stopping"}) {
-    if (mine.at(key) == usual.at(key)) continue;
-    throw UsageError(fmt::format(
-        "study batch-size: --{} {}: it may end a run before its {} epochs, behind which runs are "
-        "compared; leave it out",
-        train::option_name(key), mine.at(key).dump(), base.epochs));
+    check_usage(mine.at(key) == usual.at(key),
+                "study batch-size: --{} {}: it may end a run before its {} epochs, behind which "
+                "runs are compared; leave it out",
+                train::option_name(key), mine.at(key).dump(), base.epochs);
   }
-  if (const train::Limit& interval = base.val_check_interval;
-      interval.count || interval.fraction != 1) {
-    throw UsageError(fmt::format(
-        "study batch-size: --val-check-interval {}: a validation within an epoch is none to "
-        "compare at; leave it out, for one behind each epoch",
-        mine.at("val_check_interval").dump()));
-  }
+  const train::Limit& interval = base.val_check_interval;
+  check_usage(!interval.count && interval.fraction == 1,
+              "study batch-size: --val-check-interval {}: a validation within an epoch is none to "
+              "compare at; leave it out, for one behind each epoch",
+              mine.at("val_check_interval").dump());
   for (const auto& [option, limit] : {std::pair("limit-batches", base.limit_batches),
                                       {"limit-val-batches", base.limit_val_batches}}) {
-    if (!limit.count || limit.is_zero()) continue;
-    throw UsageError(fmt::format(
-        "study batch-size: --{} {}: as many batches are more images where batches are larger; "
-        "expected a fraction, 0.1",
-        option, *limit.count));
+    check_usage(!limit.count || limit.is_zero(),
+                "study batch-size: --{} {}: as many batches are more images where batches are "
+                "larger; expected a fraction, 0.1",
+                option, limit.count.value_or(0));
   }
   const int64_t base_batch = base.global_batch_size > 0
                                  ? base.global_batch_size
