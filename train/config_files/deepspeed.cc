@@ -3,6 +3,8 @@
 
 #include <cctype>
 #include <cmath>
+#include <iterator>
+#include <sstream>
 
 #include "core/error.h"
 #include "io/section.h"
@@ -11,6 +13,38 @@
 
 namespace weft::train {
 namespace {
+
+/// Keys of zero_optimization that say how DeepSpeed goes about it.
+constexpr const char* kTuning =
+    "allgather_partitions allgather_bucket_size reduce_scatter reduce_bucket_size overlap_comm "
+    "contiguous_gradients round_robin_gradients sub_group_size stage3_prefetch_bucket_size "
+    "stage3_param_persistence_threshold stage3_model_persistence_threshold "
+    "stage3_max_live_parameters stage3_max_reuse_distance "
+    "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save "
+    "stage3_module_granularity_threshold prefetch_bucket_size param_persistence_threshold "
+    "model_persistence_threshold max_live_parameters max_reuse_distance "
+    "gather_16bit_weights_on_model_save module_granularity_threshold "
+    "use_all_reduce_for_fetch_params stage3_use_all_reduce_for_fetch_params allgather_sequential "
+    "stage3_allgather_sequential partition_stream_chunk_size stage3_partition_stream_chunk_size "
+    "mics_hierarchical_params_gather zero_hpz_partition_size zero_quantized_weights "
+    "zero_quantized_nontrainable_weights zero_quantized_gradients zeropp_loco_param "
+    "use_multi_rank_bucket_allreduce override_module_apply log_trace_cache_warnings "
+    "ignore_unused_parameters elastic_checkpoint load_from_fp32_weights memory_efficient_linear "
+    "enable_sanity_checks pipeline_loading_checkpoint leaf_module cpu_offload_use_pin_memory "
+    "save_muon_momentum_buffer_in_memory legacy_stage1";
+/// Keys of what is not here.
+constexpr const char* kAbsent =
+    "steps_per_print log_level wall_clock_breakdown dump_state prescale_gradients "
+    "gradient_predivide_factor sparse_gradients zero_allow_untested_optimizer "
+    "zero_force_ds_cpu_optimizer comms_logger memory_breakdown disable_allgather allgather_size "
+    "aio checkpoint nebula data_types dataloader_drop_last timers compile graph_harvesting "
+    "vocabulary_size use_data_before_expert_parallelism seq_parallel_comm_data_type "
+    "seq_parallel_communication_data_type";
+
+std::vector<std::string> words_of(const char* text) {
+  std::istringstream words(text);
+  return {std::istream_iterator<std::string>(words), {}};
+}
 
 /// Says that keys which are there change nothing, if any are.
 void note(ConfigFile& file, const std::vector<std::string>& keys, const std::string& why) {
@@ -234,56 +268,7 @@ void read_zero(io::Section section, ConfigFile& file) {
   if (section.has("zenflow")) {  // it has no "enabled": any section of it is on
     section.fail("zenflow", "null: there is nothing of the kind here");
   }
-  const std::vector<std::string> tuning =
-      section.known({"allgather_partitions",
-                     "allgather_bucket_size",
-                     "reduce_scatter",
-                     "reduce_bucket_size",
-                     "overlap_comm",
-                     "contiguous_gradients",
-                     "round_robin_gradients",
-                     "sub_group_size",
-                     "stage3_prefetch_bucket_size",
-                     "stage3_param_persistence_threshold",
-                     "stage3_model_persistence_threshold",
-                     "stage3_max_live_parameters",
-                     "stage3_max_reuse_distance",
-                     "stage3_gather_16bit_weights_on_model_save",
-                     "stage3_gather_fp16_weights_on_model_save",
-                     "stage3_module_granularity_threshold",
-                     "prefetch_bucket_size",
-                     "param_persistence_threshold",
-                     "model_persistence_threshold",
-                     "max_live_parameters",
-                     "max_reuse_distance",
-                     "gather_16bit_weights_on_model_save",
-                     "module_granularity_threshold",
-                     "use_all_reduce_for_fetch_params",
-                     "stage3_use_all_reduce_for_fetch_params",
-                     "allgather_sequential",
-                     "stage3_allgather_sequential",
-                     "partition_stream_chunk_size",
-                     "stage3_partition_stream_chunk_size",
-                     "mics_hierarchical_params_gather",
-                     "zero_hpz_partition_size",
-                     "zero_quantized_weights",
-                     "zero_quantized_nontrainable_weights",
-                     "zero_quantized_gradients",
-                     "zeropp_loco_param",
-                     "use_multi_rank_bucket_allreduce",
-                     "override_module_apply",
-                     "log_trace_cache_warnings",
-                     "ignore_unused_parameters",
-                     "elastic_checkpoint",
-                     "load_from_fp32_weights",
-                     "memory_efficient_linear",
-                     "enable_sanity_checks",
-                     "pipeline_loading_checkpoint",
-                     "leaf_module",
-                     "cpu_offload_use_pin_memory",
-                     "save_muon_momentum_buffer_in_memory",
-                     "legacy_stage1"});
-  note(file, tuning,
+  note(file, section.known(words_of(kTuning)),
        "nothing here is tuned so; units are what travels, see --wrap and --resident-units");
   section.finish();
 }
@@ -330,32 +315,7 @@ std::vector<std::string> read_deepspeed(const nlohmann::json& values, ConfigFile
   }
   expect(all, "managed_gradient_accumulation", true,
          "gradient_accumulation_steps says which step() ends a step");
-  const std::vector<std::string> others = all.known({"steps_per_print",
-                                                     "log_level",
-                                                     "wall_clock_breakdown",
-                                                     "dump_state",
-                                                     "prescale_gradients",
-                                                     "gradient_predivide_factor",
-                                                     "sparse_gradients",
-                                                     "zero_allow_untested_optimizer",
-                                                     "zero_force_ds_cpu_optimizer",
-                                                     "comms_logger",
-                                                     "memory_breakdown",
-                                                     "disable_allgather",
-                                                     "allgather_size",
-                                                     "aio",
-                                                     "checkpoint",
-                                                     "nebula",
-                                                     "data_types",
-                                                     "dataloader_drop_last",
-                                                     "timers",
-                                                     "compile",
-                                                     "graph_harvesting",
-                                                     "vocabulary_size",
-                                                     "use_data_before_expert_parallelism",
-                                                     "seq_parallel_comm_data_type",
-                                                     "seq_parallel_communication_data_type"});
-  note(file, others, "there is nothing of the kind here");
+  note(file, all.known(words_of(kAbsent)), "there is nothing of the kind here");
   note(file, all.known({"activation_checkpointing"}), "--checkpoint-activations does it here");
   note(file, all.known({"tensorboard", "wandb", "comet", "csv_monitor"}),
        "weft train writes curves into its own directory");
