@@ -63,25 +63,10 @@ SmallRun::SmallRun(Rack& rack, const std::vector<std::string>& extra, int epochs
 io::Path SmallRun::fresh_output() { return scratch_ / fmt::format("run-{}", rack_.outputs++); }
 
 std::vector<std::string> SmallRun::start(const io::Path& output) const {
-  std::vector<std::string> words = {"train",
-                                    "--data",
-                                    "folder:" + (scratch_ / "images").string(),
-                                    "--model",
-                                    "cct",
-                                    "--image-size",
-                                    "16",
-                                    "--batch-size",
-                                    "8",
-                                    "--epochs",
-                                    std::to_string(epochs_),
-                                    "--save-every",
-                                    "2",
-                                    "--threads",
-                                    "2",
-                                    "--device",
-                                    "cpu",
-                                    "--output",
-                                    output};
+  std::vector<std::string> words = {"train", "--data", "folder:" + (scratch_ / "images").string()};
+  words.insert(words.end(), {"--model", "cct", "--image-size", "16", "--batch-size", "8"});
+  words.insert(words.end(), {"--epochs", std::to_string(epochs_), "--save-every", "2"});
+  words.insert(words.end(), {"--threads", "2", "--device", "cpu", "--output", output});
   words.insert(words.end(), extra_.begin(), extra_.end());
   return words;
 }
