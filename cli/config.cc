@@ -162,7 +162,7 @@ int write(const Arguments& a) {
   if (takes_all) config.devices = preset.devices;
   io::FileWriter file(a.output);
   file.write(fmt::format("recipe: {}\n{}{}", config.recipe, takes_all ? "devices: auto\n" : "",
-                         train::to_yaml(config, preset)));
+                         train::to_yaml(config, &preset)));
   file.finish();
   fmt::print("\nwrote {}\n\n  weft train --config {}\n  weft config show --config {}\n", a.output,
              a.output, a.output);

@@ -12,23 +12,14 @@ std::string option_name(std::string key) {
   return key;
 }
 
-std::string to_yaml(const Config& config) {
+std::string to_yaml(const Config& config, const Config* base) {
   std::string text;
   const nlohmann::json mine = to_json(config);
+  const nlohmann::json others = base ? to_json(*base) : nlohmann::json();
   // JSON's values are YAML's.
   for (const auto& [key, value] : mine.items()) {
+    if (base && value == others.at(key)) continue;
     text += fmt::format("{}: {}\n", option_name(key), value.dump());
-  }
-  return text;
-}
-
-std::string to_yaml(const Config& config, const Config& base) {
-  std::string text;
-  const nlohmann::json mine = to_json(config), others = to_json(base);
-  for (const auto& [key, value] : mine.items()) {
-    if (value != others.at(key)) {
-      text += fmt::format("{}: {}\n", option_name(key), value.dump());
-    }
   }
   return text;
 }

@@ -12,7 +12,6 @@ std::string option_name(std::string key);
 
 /// The YAML that read_config_file() reads as the same settings: of all keys, or of those alone
 /// whose values differ from `base`.
-std::string to_yaml(const Config& config);
-std::string to_yaml(const Config& config, const Config& base);
+std::string to_yaml(const Config& config, const Config* base = nullptr);
 
 }  // namespace weft::train
