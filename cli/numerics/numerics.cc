@@ -3,12 +3,10 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
 #include "core/philox.h"
-#include "io/progress.h"
 
 namespace weft::cli {
 
@@ -50,18 +48,6 @@ Operands draw_operands(const std::string& distribution, DType format, int64_t co
 void add_output_options(Command& command, Output& output, const char* json_help) {
   command.option("--html", output.html, "Write a page of plots to this file", {.takes = "FILE"});
   command.flag("--json", output.json, json_help);
-}
-
-void print_table(const report::Table& table, const std::vector<size_t>& least_widths, size_t left) {
-  std::vector<io::Table::Column> columns;
-  for (size_t i = 0; i < table.columns.size(); ++i) {
-    size_t width = i < least_widths.size() ? least_widths[i] : 0;
-    for (const auto& row : table.rows) width = std::max(width, row[i].size());
-    columns.push_back({table.columns[i], static_cast<int>(width),
-                       i < left ? io::Table::Align::kLeft : io::Table::Align::kRight});
-  }
-  io::Table out(columns);
-  for (const auto& row : table.rows) out.row(row);
 }
 
 void finish_page(report::Page& page, const Output& output, const std::string& command) {

@@ -46,10 +46,6 @@ struct Output {
 };
 void add_output_options(Command& command, Output& output, const char* json_help);
 
-/// As wide as its cells, and at least as the columns' widths say; the first `left` columns are
-/// aligned left.
-void print_table(const report::Table& table, const std::vector<size_t>& least_widths = {},
-                 size_t left = 1);
 /// Adds the command line that makes the page again, to which it adds --html, and writes the page.
 void finish_page(report::Page& page, const Output& output, const std::string& command);
 

@@ -2,11 +2,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "cli/report/svg_plot.h"
 #include "io/base64.h"
 #include "io/files.h"
+#include "io/progress.h"
 
 namespace weft::report {
 namespace {
@@ -82,6 +84,18 @@ bool is_number(const std::string& cell) {
 }
 
 }  // namespace
+
+void print_table(const Table& table, const std::vector<size_t>& least_widths, size_t left) {
+  std::vector<io::Table::Column> columns;
+  for (size_t i = 0; i < table.columns.size(); ++i) {
+    size_t width = i < least_widths.size() ? least_widths[i] : 0;
+    for (const auto& row : table.rows) width = std::max(width, row[i].size());
+    columns.push_back({table.columns[i], static_cast<int>(width),
+                       i < left ? io::Table::Align::kLeft : io::Table::Align::kRight});
+  }
+  io::Table out(columns);
+  for (const auto& row : table.rows) out.row(row);
+}
 
 Page::Page(std::string title, std::string subtitle)
     : title_(std::move(title)), subtitle_(std::move(subtitle)) {}

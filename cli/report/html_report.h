@@ -102,6 +102,9 @@ struct Table {
   std::vector<std::vector<std::string>> rows;
   std::string caption;
 };
+/// On standard output, as wide as its cells, and at least as the columns' widths say; the first
+/// `left` columns are aligned left.
+void print_table(const Table& table, const std::vector<size_t>& least_widths = {}, size_t left = 1);
 
 struct Picture {
   std::string png;  // a file's bytes

@@ -20,7 +20,6 @@
 #include "cli/study/runs.h"
 #include "core/parallel.h"
 #include "io/nearest.h"
-#include "io/progress.h"
 #include "train/config_yaml.h"
 
 namespace weft::cli {
@@ -90,30 +89,9 @@ report::LinePlot curves_of(std::span<const Cell> cells, const Result& result) {
   return plot;
 }
 
-/// A table on standard output and on the page.
-class Tables {
- public:
-  explicit Tables(const std::vector<std::string>& columns) : page_{.columns = columns, .rows = {}} {
-    std::vector<io::Table::Column> widths;
-    for (const std::string& column : columns) widths.push_back({column, 9});
-    widths_ = widths;
-  }
-  void row(const std::vector<std::string>& cells) { page_.rows.push_back(cells); }
-  void print() {
-    for (size_t c = 0; c < widths_.size(); ++c) {
-      for (const auto& row : page_.rows) {
-        widths_[c].width = std::max(widths_[c].width, static_cast<int>(row[c].size()));
-      }
-    }
-    io::Table table(widths_);
-    for (const auto& row : page_.rows) table.row(row);
-  }
-  const report::Table& page() const { return page_; }
-
- private:
-  report::Table page_;
-  std::vector<io::Table::Column> widths_;
-};
+void print(const report::Table& table) {
+  print_table(table, std::vector<size_t>(table.columns.size(), 9), 0);
+}
 
 /// Runs the cells; the exit code where the study is to end.
 std::optional<int> run_cells(std::vector<Cell>& cells, const Arguments& a) {
@@ -203,7 +181,7 @@ int run_sweep(const Arguments& a) {
   heads.insert(heads.end(), {result.head, "lowest", "highest"});
   if (has_accuracy) heads.emplace_back("loss");
   heads.insert(heads.end(), {"runs", "failed"});
-  Tables table(heads);
+  report::Table table = {.columns = heads};
   for (const Cell& cell : cells) {
     const Cell::Spread spread = cell.spread(result.of);
     double lowest = std::numeric_limits<double>::infinity(), highest = -lowest;
@@ -222,7 +200,7 @@ int run_sweep(const Arguments& a) {
       row.push_back(text_of(cell.spread([](const RunFigures& run) { return run.loss; }), 1, 4));
     }
     row.insert(row.end(), {fmt::format("{}", cell.runs.size()), fmt::format("{}", failures(cell))});
-    table.row(row);
+    table.rows.push_back(row);
     if (!a.json) continue;
     for (const RunFigures& run : cell.runs) {
       print_json({{"labels", cell.labels},
@@ -233,11 +211,11 @@ int run_sweep(const Arguments& a) {
                   {"directory", run.directory}});
     }
   }
-  if (!a.json) table.print();
+  if (!a.json) print(table);
   report::Page page(is_of_seeds ? "Seeds" : "Settings", command_of(base));
   page.paragraph(fmt::format(
       "{} in the last validation: mean over the seeds +- their standard deviation.", result.title));
-  page.add(table.page());
+  page.add(table);
   report::BarChart bars{.title = result.title,
                         .x = {.label = "mean over the seeds", .unit = result.unit}};
   bars.groups.push_back({result.name, {}});
@@ -356,20 +334,21 @@ int run_batch_size(const Arguments& a) {
   const auto steps = [&](const RunFigures& run) { return steps_to(run, target); };
   const auto noise = [](const RunFigures& run) { return run.noise_scale; };
 
-  Tables table({"rule", "batch", "lr", "accuracy %", "steps", "samples", "reached", "noise scale",
-                "seconds", "failed"});
+  report::Table table = {.columns = {"rule", "batch", "lr", "accuracy %", "steps", "samples",
+                                     "reached", "noise scale", "seconds", "failed"}};
   std::map<std::string, std::vector<report::Series>> plots;  // by figure: a series for each rule
   for (size_t c = 0; c < cells.size(); ++c) {
     const Cell& cell = cells[c];
     const int64_t batch = std::stoll(cell.labels[1]);
     const Cell::Spread accuracy = cell.spread(accuracy_of), reached = cell.spread(steps),
                        scale = cell.spread(noise);
-    table.row({cell.labels[0], cell.labels[1], fmt::format("{:.4g}", cell.config.lr),
-               text_of(accuracy, 100), text_of(reached, 1, 0),
-               text_of(reached, static_cast<double>(batch), 0),
-               fmt::format("{}/{}", reached.count, cell.runs.size()), text_of(scale, 1, 0),
-               text_of(cell.spread([](const RunFigures& run) { return run.seconds; }), 1, 1),
-               fmt::format("{}", failures(cell))});
+    table.rows.push_back(
+        {cell.labels[0], cell.labels[1], fmt::format("{:.4g}", cell.config.lr),
+         text_of(accuracy, 100), text_of(reached, 1, 0),
+         text_of(reached, static_cast<double>(batch), 0),
+         fmt::format("{}/{}", reached.count, cell.runs.size()), text_of(scale, 1, 0),
+         text_of(cell.spread([](const RunFigures& run) { return run.seconds; }), 1, 1),
+         fmt::format("{}", failures(cell))});
     const auto add = [&](const std::string& figure, double value) {
       std::vector<report::Series>& series = plots[figure];
       if (series.empty() || series.back().name != cell.labels[0]) {
@@ -406,7 +385,7 @@ int run_batch_size(const Arguments& a) {
     }
   }
   if (!a.json) {
-    table.print();
+    print(table);
     fmt::print(
         "\naccuracy: behind {} epochs, on the validation images. steps, samples: to {:.1f}% behind "
         "an "
@@ -424,7 +403,7 @@ int run_batch_size(const Arguments& a) {
       "looked at behind each epoch. Means over the seeds +- their standard deviation.",
       base.epochs, a.study.seeds, base.lr, base_batch * base.accumulate, a.lars_lr, a.lamb_lr,
       100 * target));
-  page.add(table.page());
+  page.add(table);
   const report::Axis batch_axis{.label = "batch", .unit = "images", .scale = report::Scale::kLog2};
   const auto plot = [&](const char* title, const std::string& figure, const report::Axis& y,
                         const char* caption) {
