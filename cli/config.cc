@@ -182,10 +182,9 @@ void add_config(Command& app, Action& action) {
       "and\nwrites YAML for `weft train --config FILE`. That also takes the YAML of Accelerate and "
       "the JSON\nof DeepSpeed.");
   command.option("--output", a.output, "File to write", {.takes = "FILE"});
-  Command& show = command.subcommand(
-      "show",
-      "Show the settings that a run would have and where each comes from: default, recipe, file or "
-      "command line");
+  Command& show = command.subcommand("show",
+                                     "Show the settings that a run would have and where each comes "
+                                     "from: default, recipe, file or command line");
   show.footer(
       "Names are those of `weft train`'s options and of the files of --config. What another "
       "setting\n"

@@ -72,16 +72,14 @@ void add_convert(Command& app, Action& action) {
                              kFileCommands);
   command.option(
       "IN", a.in,
-      "The weights to read: a .safetensors, .pth, .pt or .bin file, the .index.json of "
-      "several, "
-      "or a directory that holds model.safetensors or pytorch_model.bin, or the index of one",
+      "The weights to read: a .safetensors, .pth, .pt or .bin file, the .index.json of several, or "
+      "a directory that holds model.safetensors or pytorch_model.bin, or the index of one",
       {.required = true});
   command.option("OUT", a.out, "The .safetensors file to write", {.required = true});
-  command.option(
-      "--names", a.names,
-      "Names for a vision transformer's parameters: torchvision, timm or huggingface; for a "
-      "GPT-2's: huggingface",
-      {.takes = "WHOSE", .usual = "as they are"});
+  command.option("--names", a.names,
+                 "Names for a vision transformer's parameters: torchvision, timm or huggingface; "
+                 "for a GPT-2's: huggingface",
+                 {.takes = "WHOSE", .usual = "as they are"});
   command.option("--dtype", a.dtype,
                  "Format for the floating-point tensors: f64, f32, f16, bf16, ...",
                  {.takes = "DTYPE", .usual = "as they are"});

@@ -200,17 +200,15 @@ void add_run_settings(Command& command, RunSettings& settings) {
   command.option("--recipe", settings.recipe,
                  "The settings to start from, one of the recipes listed below",
                  {.check = not_empty(), .usual = kDefaultRecipe});
-  command.option(
-      "--config", settings.file,
-      "Settings from a file, YAML or JSON, on top of the recipe's: by these options' names, "
-      "or a file of Accelerate or DeepSpeed",
-      {.check = not_empty(), .takes = "FILE", .usual = "none"});
+  command.option("--config", settings.file,
+                 "Settings from a file, YAML or JSON, on top of the recipe's: by these options' "
+                 "names, or a file of Accelerate or DeepSpeed",
+                 {.check = not_empty(), .takes = "FILE", .usual = "none"});
 
   command.group("Data");
-  add.add(
-      "--data DATA", &C::data,
-      "Images to train on: builtin, cifar10:DIR, mnist:DIR or folder:DIR; or text: grammar, whose "
-      "entropy is known, text:FILE or FILE.txt");
+  add.add("--data DATA", &C::data,
+          "Images to train on: builtin, cifar10:DIR, mnist:DIR or folder:DIR; or text: grammar, "
+          "whose entropy is known, text:FILE or FILE.txt");
   add.add("--image-size N", &C::image_size,
           "Height and width that images are resized to, in pixels", "the data's own, up to 224");
   add.add_limit("--limit-batches N", &C::limit_batches,
@@ -401,27 +399,24 @@ void add_run_settings(Command& command, RunSettings& settings) {
   add.add_count("--deterministic-reduce", &C::deterministic_reduce, 8,
                 "Split each global batch into N micro-batches, and add their gradients in one "
                 "fixed tree: the same bits on 1, 2, 4, ... devices");
-  add.add(
-      "--collectives WHO", &C::collectives,
-      "Who adds what GPUs hold: nccl, the fastest, in an order of its choice; exact, kernels of "
-      "our own in one order, with the bits of CPUs; auto: exact with --deterministic-reduce, "
-      "else nccl");
+  add.add("--collectives WHO", &C::collectives,
+          "Who adds what GPUs hold: nccl, the fastest, in an order of its choice; exact, kernels "
+          "of our own in one order, with the bits of CPUs; auto: exact with "
+          "--deterministic-reduce, else nccl");
   add.add(
       "--capture WHEN", &C::capture,
       "Launch forward and backward of a step as one CUDA graph, with the same results: on, off, "
       "or auto, from the second step on where that can be, which is on one GPU and not in fp8");
   add.add("--checkpoint-activations", &C::checkpoint_activations,
-          "Activation checkpointing: recompute activations in the backward pass, to save "
-          "memory");
+          "Activation checkpointing: recompute activations in the backward pass, to save memory");
 
   command.group("Output");
   add.add("--save-every EVERY", &C::save_every,
           "Save also within epochs: every so many steps, 500, or every so often, 600s, 10m or 2h",
           "at the ends of epochs alone");
-  add.add(
-      "--state-dict-type TYPE", &C::state_dict_type,
-      "What checkpoints are: full, written by one rank, or sharded, each rank's part written by "
-      "itself while training goes on");
+  add.add("--state-dict-type TYPE", &C::state_dict_type,
+          "What checkpoints are: full, written by one rank, or sharded, each rank's part written "
+          "by itself while training goes on");
   add.add_count("--watch", &C::watch, 10,
                 "Record of every layer, each N steps: largest weight and gradient, the gradient's "
                 "norm, and its share that underflows");

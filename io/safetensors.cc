@@ -207,11 +207,10 @@ void check_layout(const std::string& file, const std::vector<Entry>& entries, ui
     WEFT_CHECK(last - first == bytes,
                "{}: tensor {}, {} {}, needs {} bytes, its data_offsets give {}", file, name,
                entry.dtype, entry.shape, bytes, last - first);
-    WEFT_CHECK(
-        last <= data_bytes,
-        "{}: tensor {} ends at offset {}, but there are only {} bytes of data: the file is cut "
-        "short",
-        file, name, last, data_bytes);
+    WEFT_CHECK(last <= data_bytes,
+               "{}: tensor {} ends at offset {}, but there are only {} bytes of data: the file is "
+               "cut short",
+               file, name, last, data_bytes);
     end = last;
     before = entry.name;
   }

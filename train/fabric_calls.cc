@@ -109,8 +109,7 @@ Fabric::Model& Fabric::only_model(std::string_view function) {
   WEFT_CHECK(!models_.empty(), "fabric: call setup() before {}()", function);
   WEFT_CHECK(
       models_.size() == 1,
-      "fabric: {}() is for one model, {} were set up; call the model itself, or name what is "
-      "meant",
+      "fabric: {}() is for one model, {} were set up; call the model itself, or name what is meant",
       function, models_.size());
   return *models_.front();
 }
@@ -148,16 +147,14 @@ std::pair<Fabric::Model*, Fabric::Parameter*> Fabric::find_parameter(const Tenso
 void Fabric::check_unshared(const nn::Module& model) const {
   for (const auto& [name, tensor] : model.named_parameters()) {
     const auto [owner, parameter] = find_parameter(tensor);
-    WEFT_CHECK(
-        !owner,
-        "fabric: parameter \"{}\" of the model {} is also \"{}\" of the model {} that was set "
-        "up; expected models that share no parameters, or one model that has all",
-        name, nn::class_name(model), parameter->name, nn::class_name(*owner->module));
-    WEFT_CHECK(
-        owner || !optim::has_gradient_owner({tensor}),
-        "fabric: parameter \"{}\" of the model {} is also of a model that another Fabric has "
-        "set up",
-        name, nn::class_name(model));
+    WEFT_CHECK(!owner,
+               "fabric: parameter \"{}\" of the model {} is also \"{}\" of the model {} that was "
+               "set up; expected models that share no parameters, or one model that has all",
+               name, nn::class_name(model), parameter->name, nn::class_name(*owner->module));
+    WEFT_CHECK(owner || !optim::has_gradient_owner({tensor}),
+               "fabric: parameter \"{}\" of the model {} is also of a model that another Fabric "
+               "has set up",
+               name, nn::class_name(model));
   }
 }
 

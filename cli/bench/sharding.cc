@@ -360,11 +360,10 @@ void add_bench_sharding(Command& bench, Action& action) {
                  {.check = one_of({"in-process", "mpi"}), .delimiter = ','});
   command.option("--batch-size,--batch", a.batch, "Images in the batch of each device",
                  {.check = positive()});
-  command.option(
-      "--precision", a.precision,
-      "Format of matrix products: fp32 or bf16, in which sharded weights and tp's activations "
-      "then travel",
-      {.check = one_of({"fp32", "bf16"})});
+  command.option("--precision", a.precision,
+                 "Format of matrix products: fp32 or bf16, in which sharded weights and tp's "
+                 "activations then travel",
+                 {.check = one_of({"fp32", "bf16"})});
   command.option("--image-size", a.options.image_size, "Height and width of an image, in pixels",
                  {.check = positive(), .usual = "the model's own"});
   command.option("--layers", a.options.layers, "Number of transformer layers",
@@ -385,10 +384,9 @@ void add_bench_sharding(Command& bench, Action& action) {
   command.group("Measurement and output");
   command.option("--steps", a.steps, "Number of measured steps", {.check = positive()});
   command.flag("--json", a.json, kJsonLines);
-  command.flag(
-      "--check", a.check,
-      "Fail where memory is more than 5% off its formula, or the bytes sent are not those of "
-      "theirs");
+  command.flag("--check", a.check,
+               "Fail where memory is more than 5% off its formula, or the bytes sent are not those "
+               "of theirs");
 }
 
 }  // namespace weft::cli

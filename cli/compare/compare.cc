@@ -503,11 +503,10 @@ void add_compare(Command& app, Action& action) {
   command.flag("--list", a.list, "Print the cases' groups and names, and run none");
   std::vector<std::string> sides = all_sides();
   sides.emplace_back("none");
-  command.option(
-      "--against", a.against,
-      "PyTorch as eager, compile (torch.compile), onednn (its linear layers) or fused (the "
-      "optimizer); jax; openvino; onnxruntime; none: Weft alone",
-      {.check = one_of(sides), .usual = "all that are installed", .delimiter = ','});
+  command.option("--against", a.against,
+                 "PyTorch as eager, compile (torch.compile), onednn (its linear layers) or fused "
+                 "(the optimizer); jax; openvino; onnxruntime; none: Weft alone",
+                 {.check = one_of(sides), .usual = "all that are installed", .delimiter = ','});
   command.option("--python", a.python, "Python interpreter that has PyTorch and the others",
                  {.takes = "FILE"});
   command.option("--device", a.device, "Where both compute: cpu or cuda", {.takes = "DEVICE"});

@@ -48,11 +48,10 @@ const Gpu& find_gpu(std::string_view name) {
 
 std::string require_tool(const std::string& name) {
   const std::string path = find_cuda_tool(name);
-  WEFT_CHECK(
-      !path.empty(),
-      "kernels sass: no {0}: install the CUDA toolkit, or set WEFT_NVCC and WEFT_NVDISASM to "
-      "its programs; nvdisasm is in the Python package nvidia-cuda-nvdisasm, too",
-      name);
+  WEFT_CHECK(!path.empty(),
+             "kernels sass: no {0}: install the CUDA toolkit, or set WEFT_NVCC and WEFT_NVDISASM "
+             "to its programs; nvdisasm is in the Python package nvidia-cuda-nvdisasm, too",
+             name);
   return path;
 }
 

@@ -55,10 +55,9 @@ int write_kernel_skeleton(std::vector<std::string> words) {
   check_usage(words.size() == 2 && !words[0].starts_with("-") && !words[1].starts_with("-"),
               "kernels new: expected OP DIR [--cuda]");
   const std::string& op = words[0];
-  check_usage(std::regex_match(op, std::regex("[a-z][a-z0-9]*(_[a-z0-9]+)*")),
-              "kernels new: \"{}\" names no op: expected lower-case letters, digits and "
-              "underscores",
-              op);
+  check_usage(
+      std::regex_match(op, std::regex("[a-z][a-z0-9]*(_[a-z0-9]+)*")),
+      "kernels new: \"{}\" names no op: expected lower-case letters, digits and underscores", op);
   const kernels::PluginHome home = kernels::find_plugin_home();
   const fs::path header = home.include / "weft/kernels" / op / (op + ".h");
   std::map<std::string, std::string> files;  // by the names of their templates

@@ -222,11 +222,10 @@ void add_numerics_dot(Command& numerics, Action& action) {
   command.option("--format", a.format, kFormatHelp);
   command.option("--models", a.models, fmt::format("Ways to add the products: {}", kModelsHelp),
                  {.usual = "those that take the format", .delimiter = ','});
-  command.option(
-      "--distributions", a.distributions,
-      "Distributions of the operands: normal, uniform in [0, 1), wide (magnitudes spread over "
-      "2^16), cancel (sums near zero)",
-      {.check = one_of(a.distributions), .delimiter = ','});
+  command.option("--distributions", a.distributions,
+                 "Distributions of the operands: normal, uniform in [0, 1), wide (magnitudes "
+                 "spread over 2^16), cancel (sums near zero)",
+                 {.check = one_of(a.distributions), .delimiter = ','});
   command.option("--max-k", a.max_k, "The longest dot product; lengths double from 16",
                  {.check = in_range(16, 1 << 20)});
   command.option("--samples", a.samples, "Dot products of each length",

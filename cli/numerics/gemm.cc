@@ -184,8 +184,7 @@ void write_page(const std::vector<Result>& results, const Arguments& a) {
   }
   finish_page(
       page, a,
-      fmt::format("gemm --m {} --n {} --k {} --format {} --distribution {} --models {} "
-                  "--seed {}",
+      fmt::format("gemm --m {} --n {} --k {} --format {} --distribution {} --models {} --seed {}",
                   a.m, a.n, a.k, a.format, a.distribution, fmt::join(a.models, ","), a.seed));
 }
 

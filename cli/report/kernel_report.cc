@@ -158,11 +158,10 @@ void add_vendor_ratios(report::Page& page, const std::vector<Row>& rows) {
   const auto best =
       best_of_cases(rows, [](const Row& row) { return row.vendor_ratio > 0 && !row.is_vendor(); });
   if (best.empty()) return;
-  report::BarChart chart{.title = "Beside the vendor's library",
-                         .x = {.label = "the library's time over ours", .scale = Scale::kLog2},
-                         .caption =
-                             "Our quickest variant; beyond 1 it is ahead. Medians of samples "
-                             "taken in turns."};
+  report::BarChart chart{
+      .title = "Beside the vendor's library",
+      .x = {.label = "the library's time over ours", .scale = Scale::kLog2},
+      .caption = "Our quickest variant; beyond 1 it is ahead. Medians of samples taken in turns."};
   chart.groups = {{.name = "ratio", .values = {}}};
   GeometricMean mean;
   for (const Row* row : best) {

@@ -339,11 +339,10 @@ void add_estimate(Command& app, Action& action) {
       kMeasuringCommands);
   command.group("Step");
   command.option("--model", a.models, kModelHelp, {.delimiter = ','});
-  command.option(
-      "--batch-size,--batch", a.step.batch,
-      "Images, or windows of text, in the batch of each device; those that share a layer "
-      "or a pipeline count as one",
-      {.check = positive()});
+  command.option("--batch-size,--batch", a.step.batch,
+                 "Images, or windows of text, in the batch of each device; those that share a "
+                 "layer or a pipeline count as one",
+                 {.check = positive()});
   command.option(
       "--precision", a.precisions,
       fmt::format("What is computed in which format: {}; fp8:O1, fp8:O2 and fp8:O3 with a level",

@@ -388,9 +388,8 @@ int run_batch_size(const Arguments& a) {
     print(table);
     fmt::print(
         "\naccuracy: behind {} epochs, on the validation images. steps, samples: to {:.1f}% behind "
-        "an "
-        "epoch, by the runs that reached it.\nnoise scale: of the gradient at the end, in images "
-        "(McCandlish et al., 2018).\n",
+        "an epoch, by the runs that reached it.\nnoise scale: of the gradient at the end, in "
+        "images (McCandlish et al., 2018).\n",
         base.epochs, 100 * target);
   }
 
@@ -398,9 +397,8 @@ int run_batch_size(const Arguments& a) {
   page.paragraph(fmt::format(
       "Runs of {} epochs over {} seeds. The learning rate is {:.4g} at a batch of {}, that of LARS "
       "{:.4g}, that of LAMB {:.4g}; none leaves it, linear and LARS multiply it by the ratio of "
-      "the "
-      "batches, sqrt and LAMB by its square root. The target is {:.1f}% on the validation images, "
-      "looked at behind each epoch. Means over the seeds +- their standard deviation.",
+      "the batches, sqrt and LAMB by its square root. The target is {:.1f}% on the validation "
+      "images, looked at behind each epoch. Means over the seeds +- their standard deviation.",
       base.epochs, a.study.seeds, base.lr, base_batch * base.accumulate, a.lars_lr, a.lamb_lr,
       100 * target));
   page.add(table);

@@ -72,11 +72,10 @@ void CapturedPasses::launch(const std::vector<Batch>& batches) {
 }
 
 void CapturedPasses::log(const std::string& name, const Tensor& value, const LogOptions& options) {
-  WEFT_CHECK(
-      value.defined() && value.device() == device_,
-      "log: \"{}\": in a captured step a number of the host's would stay what it is; expected "
-      "one on {}",
-      name, to_string(device_));
+  WEFT_CHECK(value.defined() && value.device() == device_,
+             "log: \"{}\": in a captured step a number of the host's would stay what it is; "
+             "expected one on {}",
+             name, to_string(device_));
   logged_.push_back({losses_.size(), name, detach(value), options});
 }
 

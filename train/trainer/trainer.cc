@@ -250,11 +250,10 @@ void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& trai
     const io::Path directory = options_.directory;
     io::make_directories(directory);
     lock_ = std::make_unique<io::DirectoryLock>(directory);
-    WEFT_CHECK(
-        continues || !std::filesystem::exists(directory / "metrics.jsonl"),
-        "trainer: {} already holds a run; continue one of its checkpoints, or choose another "
-        "directory",
-        directory.string());
+    WEFT_CHECK(continues || !std::filesystem::exists(directory / "metrics.jsonl"),
+               "trainer: {} already holds a run; continue one of its checkpoints, or choose "
+               "another directory",
+               directory.string());
     if (loggers_.empty()) {
       loggers_ = {std::make_shared<MetricsLogger>(directory),
                   std::make_shared<TensorBoardLogger>(directory)};
