@@ -132,4 +132,14 @@ inline const nlohmann::json& list_field(const nlohmann::json& object, const std:
   return list;
 }
 
+/// What f() returns; an Error of its begins with the place of what it reads.
+template <class F>
+auto read_at(const std::string& place, const F& f) {
+  try {
+    return f();
+  } catch (const Error& error) {
+    WEFT_FAIL("{}: {}", place, error.what());
+  }
+}
+
 }  // namespace weft::io

@@ -241,11 +241,7 @@ void write_shard_index(const Path& directory, const ShardedState& state) {
     }
   }
   const Path file = directory / kShardIndex;
-  try {
-    parse_index(all);
-  } catch (const Error& error) {
-    WEFT_FAIL("{}: {}", file.string(), error.what());
-  }
+  read_at(file.string(), [&] { parse_index(all); });
   for (const json& shard : all["files"]) {
     const Path path = directory / shard.at("name").get<std::string>();
     std::error_code error;

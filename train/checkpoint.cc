@@ -57,22 +57,13 @@ std::vector<StepName> list_steps(const io::Path& output) {
   return steps;
 }
 
-/// What read() returns; an Error of its own gets the file's name.
-auto read_from(const io::Path& file, const auto& read) {
-  try {
-    return read();
-  } catch (const Error& error) {
-    WEFT_FAIL("{}: {}", file.string(), error.what());
-  }
-}
-
 template <class T = json>
 T field(const json& object, const char* key, const io::Path& file) {
-  return read_from(file, [&] { return io::field<T>(object, key); });
+  return io::read_at(file.string(), [&] { return io::field<T>(object, key); });
 }
 
 json object_field(const json& object, const char* key, const io::Path& file) {
-  return read_from(file, [&]() -> json { return io::object_field(object, key); });
+  return io::read_at(file.string(), [&] { return io::object_field(object, key); });
 }
 
 io::FileSummary write_tensors(const io::Path& path, const NamedTensors& tensors) {

@@ -78,11 +78,8 @@ nn::DeviceMap read_device_map(const io::Path& file) {
              "{}: expected a JSON object from module names to places", file.string());
   nn::DeviceMap map;
   for (const auto& [name, value] : json.items()) {
-    try {
-      map.places.emplace_back(name, place_in(value));
-    } catch (const Error& error) {
-      WEFT_FAIL("{}: \"{}\": {}", file.string(), name, error.what());
-    }
+    map.places.emplace_back(name, io::read_at(fmt::format("{}: \"{}\"", file.string(), name),
+                                              [&value = value] { return place_in(value); }));
   }
   const auto gpu = std::ranges::find_if(map.places, [](const auto& entry) {
     return entry.second && entry.second->type == DeviceType::cuda;

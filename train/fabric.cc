@@ -17,6 +17,7 @@
 #include "dist/strategy/fp8_gradients.h"
 #include "dist/strategy/fp8_zero.h"
 #include "dist/strategy/strategy_kind.h"
+#include "io/json_field.h"
 #include "train/fabric_gradients.h"
 #include "train/sharded_state.h"
 
@@ -56,12 +57,7 @@ FabricOptions completed(FabricOptions options) {
 FabricOptions from_environment(FabricOptions options) {
   const auto read = [](const char* name, const std::function<void(const char*)>& take) {
     const char* const value = std::getenv(name);
-    if (!value || *value == '\0') return;
-    try {
-      take(value);
-    } catch (const Error& error) {
-      WEFT_FAIL("{}: {}", name, error.what());
-    }
+    if (value && *value != '\0') io::read_at(name, [&] { take(value); });
   };
   read("WEFT_DEVICE", [&](const char* value) {
     parse_device(value);

@@ -162,7 +162,7 @@ void write_findings(const io::Path& file, const Findings& findings) {
 
 Findings read_findings(const io::Path& file) {
   const std::string text = io::read_text(file);
-  try {
+  return io::read_at(file.string(), [&] {
     const nlohmann::json json = io::parse_json(text, "findings of a validation");
     // Numbers that are not finite are null in JSON.
     const auto number = [](const nlohmann::json& object, const char* key) {
@@ -193,9 +193,7 @@ Findings read_findings(const io::Path& file) {
                                   .png = io::from_base64(io::field<std::string>(image, "png"))});
     }
     return found;
-  } catch (const Error& error) {
-    WEFT_FAIL("{}: {}", file.string(), error.what());
-  }
+  });
 }
 
 }  // namespace weft::train

@@ -125,11 +125,8 @@ void read_own(const nlohmann::json& values, ConfigFile& file) {
       file.set(key, value, name);
     }
   }
-  try {
-    if (!file.device.empty()) parse_device(file.device);
-  } catch (const Error& error) {
-    WEFT_FAIL("{}: key \"device\": {}", file.path, error.what());
-  }
+  if (file.device.empty()) return;
+  io::read_at(file.path + ": key \"device\"", [&] { parse_device(file.device); });
 }
 
 ConfigFile read_config_file(const std::string& path) {
@@ -162,11 +159,7 @@ Config with_file(const Config& config, const ConfigFile& file) {
   for (const auto& [key, value] : file.settings.items()) {
     json[key] = as_type_of(json.at(key), value, file, key);
   }
-  try {
-    return config_from_json(json);
-  } catch (const Error& error) {
-    WEFT_FAIL("{}: {}", file.path, error.what());
-  }
+  return io::read_at(file.path, [&] { return config_from_json(json); });
 }
 
 const char* apply_communication_dtype(const ConfigFile& file, Config& config) {

@@ -197,16 +197,13 @@ std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& direc
   });
   fabric_->load(path, wanted);
   fabric_->fp8().load_state_dict(fp8, model_.named_parameters());
-  try {
-    if (!options.module_only) {
-      io::read_field(engine, "micro_steps", micro_steps_);
-      io::read_field(engine, "global_steps", global_steps_);
-      io::read_field(engine, "skipped_steps", skipped_steps_);
-      io::read_field(engine, "global_samples", global_samples_);
-    }
-  } catch (const Error& error) {
-    WEFT_FAIL("engine: {}: {}", path, error.what());
-  }
+  io::read_at("engine: " + path, [&] {
+    if (options.module_only) return;
+    io::read_field(engine, "micro_steps", micro_steps_);
+    io::read_field(engine, "global_steps", global_steps_);
+    io::read_field(engine, "skipped_steps", skipped_steps_);
+    io::read_field(engine, "global_samples", global_samples_);
+  });
   // A checkpoint lies at a boundary: what has begun of a step is dropped.
   local_.reset();
   optimizer_->zero_grad();

@@ -20,11 +20,7 @@ template <class T>
 void get(const nlohmann::json& object, const std::string& place, const char* key, T& value) {
   const auto found = object.find(key);
   if (found == object.end() || found->is_null()) return;
-  try {
-    value = io::value_of<T>(*found, key);
-  } catch (const Error& error) {
-    WEFT_FAIL("{}: {}", place, error.what());
-  }
+  value = io::read_at(place, [&] { return io::value_of<T>(*found, key); });
 }
 
 }  // namespace weft::train

@@ -309,24 +309,17 @@ Pretrained read_pretrained(const io::Path& path) {
   const io::Path directory = result.file.path.parent_path();
   const bool is_gpt2 = recognise_gpt2(result.state);
   if (!result.names && !is_gpt2) return result;
-  try {
-    if (is_gpt2) {
-      result.state = to_gpt2(result.state);
-    } else {
-      RenamedState renamed = to_torchvision(result.state, *result.names);
-      result.state = std::move(renamed.state);
-      result.dropped = std::move(renamed.dropped);
-    }
-  } catch (const Error& error) {
-    WEFT_FAIL("{}: {}", file, error.what());
-  }
   if (is_gpt2) {
+    result.state = io::read_at(file, [&] { return to_gpt2(result.state); });
     apply_gpt2_files(result, directory);
     apply_metadata(result);
     return result;
   }
-  const VitNames source = source_names(result);
-  apply_defaults(result, source);
+  RenamedState renamed =
+      io::read_at(file, [&] { return to_torchvision(result.state, *result.names); });
+  result.state = std::move(renamed.state);
+  result.dropped = std::move(renamed.dropped);
+  apply_defaults(result, source_names(result));
   if (*result.names == VitNames::kHuggingFace) apply_hugging_face_files(result, directory);
   if (*result.names == VitNames::kTimm) apply_timm_files(result, directory);
   apply_metadata(result);

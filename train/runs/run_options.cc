@@ -82,14 +82,12 @@ Config resumed_config(const RunOptions& options) {
   const Checkpoint checkpoint = load_checkpoint(step, CheckpointParts::kState);
   WEFT_CHECK(checkpoint.state.contains("config"), "resume: {} holds no configuration",
              step.string());
-  Config config;
-  try {
-    config = config_from_json(io::field(checkpoint.state, "config"));
-    validate(config);
-  } catch (const Error& error) {
-    WEFT_FAIL("{}: {}", step.string(), error.what());
-  }
-  return on_other_devices(std::move(config), options.devices, options.strategy);
+  const Config config = io::read_at(step.string(), [&] {
+    const Config saved = config_from_json(io::field(checkpoint.state, "config"));
+    validate(saved);
+    return saved;
+  });
+  return on_other_devices(config, options.devices, options.strategy);
 }
 
 void check_model_is_shared(const Config& config) {

@@ -391,12 +391,8 @@ RunResult resume_text(const Config& config, const RunOptions& options, const io:
   const bool is_sharded = io::is_sharded_state(step);
   Checkpoint checkpoint =
       load_checkpoint(step, is_sharded ? CheckpointParts::kState : CheckpointParts::kAll);
-  TextModel text;
-  try {
-    text = remake_text_model(config, checkpoint.state);
-  } catch (const Error& error) {
-    WEFT_FAIL("{}: {}", step.string(), error.what());
-  }
+  TextModel text =
+      io::read_at(step.string(), [&] { return remake_text_model(config, checkpoint.state); });
   return run(std::move(text), options, std::move(checkpoint), step);
 }
 
