@@ -28,22 +28,12 @@ namespace {
 
 constexpr const char* kState = "weft.state";
 
-struct KindOf {
-  const char* operator()(nn::Module*) const { return "model"; }
-  const char* operator()(optim::Optimizer*) const { return "optimizer"; }
-  const char* operator()(optim::Scheduler*) const { return "scheduler"; }
-  const char* operator()(optim::GradScaler*) const { return "scaler"; }
-  const char* operator()(data::Loader*) const { return "loader"; }
-  const char* operator()(Tensor*) const { return "tensor"; }
-  const char* operator()(NamedTensors*) const { return "tensors"; }
-  const char* operator()(int64_t*) const { return "integer"; }
-  const char* operator()(double*) const { return "number"; }
-  const char* operator()(bool*) const { return "truth"; }
-  const char* operator()(std::string*) const { return "text"; }
-  const char* operator()(nlohmann::json*) const { return "json"; }
-};
+/// Of NamedState::Value, in its order.
+constexpr const char* kKinds[] = {"model",   "optimizer", "scheduler", "scaler", "loader", "tensor",
+                                  "tensors", "integer",   "number",    "truth",  "text",   "json"};
+static_assert(std::size(kKinds) == std::variant_size_v<NamedState::Value>);
 
-std::string kind_of(const NamedState& state) { return std::visit(KindOf(), state.value); }
+std::string kind_of(const NamedState& state) { return kKinds[state.value.index()]; }
 
 void check_names(const char* function, const std::vector<NamedState>& states) {
   std::set<std::string> names;
@@ -71,6 +61,15 @@ Fabric::StateKinds kinds_in(const nlohmann::json& description) {
     if (const auto* const kind = entry["kind"].get_ptr<const std::string*>()) kinds[name] = *kind;
   }
   return kinds;
+}
+
+/// Of what was not set up, which is rank 0's to write.
+dist::LocalTensors whole_tensors(const NamedTensors& tensors, bool is_main) {
+  dist::LocalTensors all;
+  for (const auto& [name, tensor] : tensors) {
+    all.push_back({name, tensor, {.whole = tensor.shape(), .copies = is_main ? 1 : 0}});
+  }
+  return all;
 }
 
 template <class... Functions>
@@ -157,14 +156,9 @@ optim::OptimizerState Fabric::whole_state(const optim::Optimizer& optimizer) {
   return model ? model->strategy->optimizer_state(optimizer) : optimizer.state_dict();
 }
 
-/// What was not set up is rank 0's to write.
 dist::LocalTensors Fabric::local_state(nn::Module& module) {
   if (const Model* const model = model_of(module)) return model->strategy->local_state(module);
-  dist::LocalTensors all;
-  for (const auto& [name, tensor] : module.state_dict()) {
-    all.push_back({name, tensor, {.whole = tensor.shape(), .copies = is_main() ? 1 : 0}});
-  }
-  return all;
+  return whole_tensors(module.state_dict(), is_main());
 }
 
 dist::LocalTensors Fabric::local_state(const optim::Optimizer& optimizer) {
@@ -172,11 +166,7 @@ dist::LocalTensors Fabric::local_state(const optim::Optimizer& optimizer) {
   if (const Model* const model = model_of(optimizer)) {
     return optimizer_tensors(tensors, model->strategy->local_state(*model->module));
   }
-  dist::LocalTensors all;
-  for (const auto& [name, tensor] : tensors) {
-    all.push_back({name, tensor, {.whole = tensor.shape(), .copies = is_main() ? 1 : 0}});
-  }
-  return all;
+  return whole_tensors(tensors, is_main());
 }
 
 void Fabric::wait_for_save() {
