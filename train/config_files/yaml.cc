@@ -32,21 +32,16 @@ nlohmann::json scalar(const YAML::Node& node) {
   }
   const char *begin = text.data(), *const end = begin + text.size();
   if (text[0] == '+') ++begin;
+  const auto reads = [&](auto& value) {
+    const auto [rest, error] = std::from_chars(begin, end, value);
+    return error == std::errc() && rest == end;
+  };
   int64_t whole = 0;
-  if (const auto [rest, error] = std::from_chars(begin, end, whole);
-      error == std::errc() && rest == end) {
-    return whole;
-  }
   uint64_t large = 0;  // a seed
-  if (const auto [rest, error] = std::from_chars(begin, end, large);
-      error == std::errc() && rest == end) {
-    return large;
-  }
   double number = 0;
-  if (const auto [rest, error] = std::from_chars(begin, end, number);
-      error == std::errc() && rest == end && std::isfinite(number)) {
-    return number;
-  }
+  if (reads(whole)) return whole;
+  if (reads(large)) return large;
+  if (reads(number) && std::isfinite(number)) return number;
   return text;
 }
 
