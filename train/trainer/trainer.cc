@@ -18,10 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 std::FILE* progress_stream(bool is_shown) {
   static std::FILE* const nowhere = std::fopen("/dev/null", "w");
   return is_shown || !nowhere ? stderr : nowhere;
@@ -390,7 +386,7 @@ void Trainer::end_epoch() {
 
 /// Whether the fit ends here. Clocks differ, and a signal or a callback may reach one rank alone.
 void Trainer::agree() {
-  seconds_ = seconds_before_ + seconds_since(start_);
+  seconds_ = seconds_before_ + std::chrono::duration<double>(Clock::now() - start_).count();
   was_interrupted_ = heeds_signals_ && StopSignals::requested();
   if (fabric_.size() > 1) {
     const Tensor all = Tensor::from(
