@@ -12,8 +12,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <barrier>
 #include <chrono>
-#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -52,50 +52,36 @@ class Ranks {
   Ranks(const RankedStepOptions& options, int ranks, const dist::InProcessOptions& network,
         bool alone)
       : threads_per_rank_(std::max(1, num_threads() / ranks)),
-        world_(dist::make_in_process_world(ranks, network)) {
+        world_(dist::make_in_process_world(ranks, network)),
+        turn_(ranks + 1) {
     observed_.peaks.resize(ranks);
     for (int r = 0; r < ranks; ++r) {
       threads_.emplace_back([this, r, options, alone] { serve(r, options, alone); });
     }
   }
   ~Ranks() {
-    start(false);
+    goes_on_ = false;
+    turn_.arrive_and_wait();
     for (std::thread& thread : threads_) thread.join();
   }
 
   void run(bool counts) {
-    start(true);
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] { return done_ == static_cast<int>(threads_.size()); });
+    seconds_ = 0;
+    turn_.arrive_and_wait();  // they begin a step
+    turn_.arrive_and_wait();  // they have ended it
     if (failure_) std::rethrow_exception(failure_);
     if (counts) observed_.seconds = std::min(observed_.seconds, seconds_);
   }
-  Observed observed() {
-    std::lock_guard lock(mutex_);
-    return observed_;
-  }
+  const Observed& observed() const { return observed_; }
 
  private:
-  void start(bool goes_on) {
-    std::lock_guard lock(mutex_);
-    goes_on_ = goes_on;
-    ++turn_, done_ = 0;
-    seconds_ = 0;
-    wake_.notify_all();
-  }
-
   void serve(int rank, const RankedStepOptions& options, bool alone) {
     set_num_threads(threads_per_rank_);
-    int seen = 0;
     std::unique_ptr<RankedStep> step;
     std::vector<dist::CommunicatorPtr> own;
     while (true) {
-      {
-        std::unique_lock lock(mutex_);
-        wake_.wait(lock, [&] { return turn_ > seen; });
-        seen = turn_;
-        if (!goes_on_) return;
-      }
+      turn_.arrive_and_wait();
+      if (!goes_on_) return;
       double seconds = 0;
       std::exception_ptr failure;
       try {
@@ -114,23 +100,20 @@ class Ranks {
         failure = std::current_exception();
         world_[rank]->leave(error.what());
       }
-      std::lock_guard lock(mutex_);
-      if (failure && !failure_) failure_ = failure;
-      seconds_ = std::max(seconds_, seconds);
-      if (step) {
-        const MemoryAccount& account = step->account();
-        observed_.peaks[rank] = account.total().peak;
+      {
+        const std::lock_guard lock(mutex_);
+        if (failure && !failure_) failure_ = failure;
+        seconds_ = std::max(seconds_, seconds);
+        if (step) observed_.peaks[rank] = step->account().total().peak;
       }
-      ++done_;
-      wake_.notify_all();
+      turn_.arrive_and_wait();
     }
   }
 
   const int threads_per_rank_;
   const std::vector<dist::CommunicatorPtr> world_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  int turn_ = 0, done_ = 0;
+  std::barrier<> turn_;  // of the ranks, and of who has them run
+  std::mutex mutex_;     // among the ranks
   bool goes_on_ = true;
   double seconds_ = 0;
   Observed observed_;

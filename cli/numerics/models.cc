@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 
 #include "core/error.h"
 #include "numerics/error_bounds.h"
@@ -17,12 +18,6 @@ float pairwise_sum(std::span<const float> a, std::span<const float> b) {
   const size_t half = a.size() / 2;
   return pairwise_sum(a.first(half), b.first(half)) +
          pairwise_sum(a.subspan(half), b.subspan(half));
-}
-
-float f32_sum(std::span<const float> a, std::span<const float> b) {
-  float sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
 }
 
 }  // namespace
@@ -41,9 +36,7 @@ AccumulationModel::AccumulationModel(std::string name, DType format) : name_(std
     gpu.resize(gpu.size() - 4);
     output = DType::f16;
   }
-  bool known = false;
-  for (const std::string_view candidate : numerics::tensor_core_gpus()) known |= candidate == gpu;
-  WEFT_CHECK(known,
+  WEFT_CHECK(std::ranges::count(numerics::tensor_core_gpus(), gpu) > 0,
              "unknown model \"{}\": expected ieee, pairwise, half, or one of v100 a2 a100 ada l40s "
              "h100 h200 b200, with :f16 or +N behind it",
              name_);
@@ -57,7 +50,7 @@ AccumulationModel::AccumulationModel(std::string name, DType format) : name_(std
 
 float AccumulationModel::dot(std::span<const float> a, std::span<const float> b) const {
   if (a.empty()) return 0;
-  if (name_ == "ieee") return f32_sum(a, b);
+  if (name_ == "ieee") return std::inner_product(a.begin(), a.end(), b.begin(), 0.0f);
   if (name_ == "pairwise") return pairwise_sum(a, b);
   if (name_ == "half") {
     f16 sum;
