@@ -192,11 +192,8 @@ void RunReport::done(const RunState& state, const RunResult& result, double imag
                                  {"seconds", result.seconds},
                                  {"stop_reason", result.stop_reason},
                                  {"checkpoint", result.checkpoint}};
-  checkpoints.add_best(done);
-  checkpoints.tell_skipped();
   if (result.test_accuracy) done["test_accuracy"] = *result.test_accuracy;
-  log_.write("done", done);
-  WEFT_CHECK(!log_.has_failed(), "the run is done, and not all of its events are written");
+  checkpoints.report_done(log_, done);
   if (json_) return;
   fmt::print("\n{}", describe_end(config_, result.stop_reason));
   if (result.test_accuracy) {

@@ -93,12 +93,6 @@ std::string RunCheckpoints::describe_best() const {
                      best_.entries().front().score);
 }
 
-void RunCheckpoints::add_best(nlohmann::ordered_json& event) const {
-  if (best_.entries().empty()) return;
-  event["best"] = path_of_best().string();
-  event["best_score"] = best_.entries().front().score;
-}
-
 nlohmann::json RunCheckpoints::state_dict() const {
   nlohmann::json steps = nlohmann::json::array();
   for (const auto& [step, score] : best_.entries()) steps.push_back({step, exact_text(score)});
@@ -140,11 +134,18 @@ void RunCheckpoints::on_train_batch_end(Trainer& trainer, TrainingModule&, const
   skipped_steps_ += trainer.was_skipped();
 }
 
-void RunCheckpoints::tell_skipped() const {
-  if (skipped_steps_ == 0) return;
-  fmt::print(stderr,
-             "weft: {} of {} steps were left out: their loss or gradients were not finite\n",
-             skipped_steps_, steps_);
+void RunCheckpoints::report_done(io::EventLog& log, nlohmann::ordered_json event) const {
+  if (!best_.entries().empty()) {
+    event["best"] = path_of_best().string();
+    event["best_score"] = best_.entries().front().score;
+  }
+  if (skipped_steps_ > 0) {
+    fmt::print(stderr,
+               "weft: {} of {} steps were left out: their loss or gradients were not finite\n",
+               skipped_steps_, steps_);
+  }
+  log.write("done", event);
+  WEFT_CHECK(!log.has_failed(), "the run is done, and not all of its events are written");
 }
 
 void RunCheckpoints::report_interrupted(io::EventLog& log, int64_t step) const {

@@ -43,12 +43,13 @@ class RunCheckpoints : public Callback {
   void write_final_weights(Fabric& fabric, nn::Module& model, io::Metadata metadata) const;
   /// Empty before the first.
   const io::Path& latest() const { return latest_; }
-  /// The best that was saved: "best       runs/a/step-80 (loss/validation 0.2976)\n", and in an
-  /// event "best" and "best_score". Nothing where none is looked for, and before the first.
+  /// The best that was saved: "best       runs/a/step-80 (loss/validation 0.2976)\n". Nothing where
+  /// none is looked for, and before the first.
   std::string describe_best() const;
-  void add_best(nlohmann::ordered_json& event) const;
-  /// Tells on standard error of steps that were left out, if any were.
-  void tell_skipped() const;
+  /// Tells of the end in the event "done", with the best as "best" and "best_score", and on
+  /// standard error of steps that were left out, if any were. Throws Error where an event was not
+  /// written.
+  void report_done(io::EventLog& log, nlohmann::ordered_json event) const;
   /// Tells that the run stopped after `step`, and how it goes on: on standard error, and as the
   /// event "interrupted", whose checkpoint is null where nothing was saved.
   void report_interrupted(io::EventLog& log, int64_t step) const;

@@ -197,11 +197,8 @@ class TextReport : public Callback, public Logger {
                                    {"seconds", result.seconds},
                                    {"stop_reason", result.stop_reason},
                                    {"checkpoint", result.checkpoint}};
-    checkpoints_.add_best(done);
-    checkpoints_.tell_skipped();
     if (splits_.entropy) done["entropy"] = *splits_.entropy;
-    log_.write("done", done);
-    WEFT_CHECK(!log_.has_failed(), "the run is done, and not all of its events are written");
+    checkpoints_.report_done(log_, done);
     if (options_.json) return;
     const std::string beside = splits_.entropy
                                    ? fmt::format("the text's entropy is {:.4f}", *splits_.entropy)
