@@ -59,20 +59,15 @@ using Environment = std::map<std::string, std::string>;
 /// A run on all ranks: mpirun's, or processes started one by one that meet at a port of this host.
 class World {
  public:
+  /// Over TCP the rank `marked` has something of its `own` that the others lack.
   World(const SmallRun& small, const io::Path& output, const io::Path& scratch, bool over_tcp,
-        Environment environment) {
+        Environment environment, int marked = -1, const Environment& own = {}) {
     environment["WEFT_DIST_TIMEOUT"] = std::to_string(kTimeout);
     if (over_tcp) {
-      start_ranks(small, output, scratch, environment, -1, {});
+      start_ranks(small, output, scratch, environment, marked, own);
     } else {
       children_.emplace_back(scratch / "child", small.start(output), environment);
     }
-  }
-  /// Over TCP, where one rank has something in its environment that the others lack.
-  World(const SmallRun& small, const io::Path& output, const io::Path& scratch, int rank,
-        const Environment& own) {
-    start_ranks(small, output, scratch, {{"WEFT_DIST_TIMEOUT", std::to_string(kTimeout)}}, rank,
-                own);
   }
 
   /// Whether there was a rank to hurt.
@@ -195,7 +190,7 @@ std::string hurt(SmallRun& small, Rack& rack, Trial trial, int rank, double mome
 std::string lose_part(SmallRun& small, Rack& rack, int rank, const std::string& fault) {
   const io::Path output = small.fresh_output();
   {
-    World world(small, output, rack.scratch, rank, {{"WEFT_FILE_FAULT", fault}});
+    World world(small, output, rack.scratch, true, {}, rank, {{"WEFT_FILE_FAULT", fault}});
     if (!world.have_ended(kDeadline)) return "hung: it did not end in time";
     const ChildEnd end = world.end();
     const bool is_done = end.code == 0;  // the rank has fewer operations
