@@ -6,6 +6,7 @@
 
 #include "nn/init.h"
 #include "nn/meta.h"
+#include "nn/stand_in.h"
 #include "nn/structure.h"
 
 namespace weft::nn {
@@ -32,6 +33,10 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias) {
   check_positive("Linear", "out", out);
   weight = parameter("weight", uniform_of_fan_in({out, in}, in));
   if (with_bias) bias = parameter("bias", uniform_of_fan_in({out}, in));
+}
+
+Tensor Linear::forward(const Tensor& x) {
+  return is_passed_by(*this) ? unrouted(x) : ops::linear(x, weight, bias);
 }
 
 LayerNorm::LayerNorm(int64_t width, double eps)
@@ -87,6 +92,7 @@ Dropout::Dropout(double p) : p(p) { check_probability("Dropout", p); }
 DropPath::DropPath(double p) : p(p) { check_probability("DropPath", p); }
 
 Tensor DropPath::forward(const Tensor& x) {
+  if (is_passed_by(*this)) return unrouted(x);
   if (!is_training() || p == 0) return x;
   WEFT_CHECK(x.dim() > 0, "DropPath: expected a batch, got {}", x);
   Shape samples = Shape::filled(x.dim(), 1);
@@ -108,6 +114,7 @@ MultiheadAttention::MultiheadAttention(int64_t width, int64_t heads,
 }
 
 Tensor MultiheadAttention::forward(const Tensor& x) {
+  if (is_passed_by(*this)) return unrouted(x);
   const Tensor qkv = ops::linear(x, in_proj_weight, in_proj_bias);
   return out_proj(ops::self_attention(qkv, heads, current_options()));
 }

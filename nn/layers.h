@@ -17,7 +17,7 @@ using ops::Size2d;
 class Linear : public Module {
  public:
   Linear(int64_t in, int64_t out, bool with_bias = true);
-  Tensor forward(const Tensor& x) override { return ops::linear(x, weight, bias); }
+  Tensor forward(const Tensor& x) override;
   /// gelu of the layer's result, in one pass where nothing stands in for it.
   Tensor forward_gelu(const Tensor& x) {
     return has_stand_in() ? ops::gelu((*this)(x)) : ops::linear_gelu(x, weight, bias);

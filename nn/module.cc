@@ -11,18 +11,35 @@
 #include "autograd/ops.h"
 #include "autograd/stack_room.h"
 #include "nn/meta.h"
+#include "nn/stand_in.h"
 #include "nn/structure.h"
 
 namespace weft::nn {
 
 thread_local RoutedCall::Call RoutedCall::now_;
 
+namespace {
+
+/// The module that this thread's innermost stand-in is at work for.
+const Module*& stood_in_for() {
+  thread_local const Module* module = nullptr;
+  return module;
+}
+
+}  // namespace
+
+bool is_passed_by(const Module& module) {
+  return module.has_stand_in() && stood_in_for() != &module;
+}
+
 Tensor Module::unrouted(const Tensor& x) {
   require_stack_room("Module");
   // Only the end of a route begins a call: a part that stands in its own way would open it to all.
   std::optional<RoutedCall> call;
   if (route_.forward) call.emplace(this);
-  return stand_in_ ? stand_in_(x) : forward(x);
+  if (!stand_in_) return forward(x);
+  const ScopedValue<const Module*> scope(stood_in_for(), this);
+  return stand_in_(x);
 }
 
 void Module::refuse_strangers() const {

@@ -9,6 +9,7 @@
 #include "nn/module.h"
 #include "nn/rms_norm.h"
 #include "nn/rotary.h"
+#include "nn/stand_in.h"
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "python/docstrings.h"
@@ -142,7 +143,7 @@ nb::class_<Layer, Module, Derivable<Layer>> layer(nb::module_& m, const char* na
       "forward",
       [](Layer& self, const Tensor& x) {
         self.check_call();
-        return self.Layer::forward(x);
+        return nn::is_passed_by(self) ? self.unrouted(x) : self.Layer::forward(x);
       },
       "input"_a, Unlocked(), docs("nn::Module::forward"));
   c.def("_arguments", arguments);

@@ -250,6 +250,46 @@ TEST_CASE("what ranks do not divide is refused") {
   });
 }
 
+TEST_CASE("cut layers of which forward() is called are those that are called themselves") {
+  class Direct : public nn::Module {
+   public:
+    Direct()
+        : attention(add<nn::MultiheadAttention>("attention", 8, 4)),
+          fc1(add<nn::Linear>("fc1", 8, 12)),
+          fc2(add<nn::Linear>("fc2", 12, 8)),
+          head(add<nn::Linear>("head", 8, 6)) {
+      to(DType::f64);
+    }
+    Tensor forward(const Tensor& x) override {
+      const Tensor h = fc2.forward(ops::gelu(fc1.forward(attention.forward(x))));
+      return head.forward(ops::mean(h, {1}));
+    }
+    nn::MultiheadAttention& attention;
+    nn::Linear &fc1, &fc2, &head;
+  };
+  const Tensor labels = Tensor::from(std::vector<int64_t>{5, 0}, {2});
+  manual_seed(7);
+  Direct whole;
+  Tensor x;
+  {
+    const NoGrad guard;
+    x = ops::randn({2, 3, 8}, DType::f64);
+  }
+  backward(ops::cross_entropy(whole(x), labels));
+  const NamedTensors expected = whole.named_parameters();
+  run_ranks(2, [&](Communicator& c) {
+    const CommunicatorPtr group = borrowed(c);
+    manual_seed(7);
+    Direct net;
+    TensorParallel parallel(net, group);
+    parallel.cut(net.attention);
+    parallel.cut(net.fc1, net.fc2);
+    parallel.cut_head(net.head);
+    backward(parallel_cross_entropy(net(x), labels, 6, group));
+    expect_gradients(net, parallel, expected, c);
+  });
+}
+
 TEST_CASE("a parameter between cut layers, of which ranks have other gradients, is refused") {
   class Scaled : public nn::Module {
    public:

@@ -86,7 +86,8 @@ class Gated(nn.Module):
         kv = parts.shape[1] // (self.HEADS // self.KV_HEADS + 2)
         q, k, v = parts[:, :-2 * kv], parts[:, -2 * kv:-kv], parts[:, -kv:]
         x = x + self.out(F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
-        x = x + self.down(F.silu(self.gate(x)) * self.up(x))
+        # By forward(), too, layers are called as they were cut.
+        x = x + self.down.forward(F.silu(self.gate.forward(x)) * self.up(x))
         return self.head(x.mean(1))
 
     def structure(self):
