@@ -96,6 +96,18 @@ void check_divides(const nn::ParallelLinears& layers, int ranks, const std::stri
 
 namespace {
 
+/// Throws Error for a layer of a derived class: what stands in for it knows nothing of that class's
+/// forward().
+template <class Layer>
+void check_class(const Layer& layer, const std::string& name) {
+  const std::string expected = nn::class_name(typeid(Layer)), got = nn::class_name(layer);
+  WEFT_CHECK(
+      got == expected,
+      "tensor parallelism: {} belongs to a {}, whose own forward() would be lost where it is "
+      "cut; expected a {} itself",
+      name, got, expected);
+}
+
 /// Random numbers that differ between the ranks of a group, or, called again, that do not: all go
 /// on from one place afterwards, since all draw equally many.
 void switch_streams(const Communicator& group) {
@@ -244,6 +256,8 @@ std::string TensorParallel::name_of(const Tensor& parameter) const {
 
 void TensorParallel::cut(nn::MultiheadAttention& attention) {
   check_divides(attention, group_->size(), name_of(attention.in_proj_weight));
+  check_class(attention, name_of(attention.in_proj_weight));
+  check_class(attention.out_proj, name_of(attention.out_proj.weight));
   cut_parameters(cuts_of(attention));
   if (attention.out_proj.bias.defined()) summed_.insert(attention.out_proj.bias.id());
   attention.set_stand_in([&attention, group = group_, sequence = sequence_](const Tensor& x) {
@@ -263,6 +277,8 @@ void TensorParallel::cut(nn::MultiheadAttention& attention) {
 void TensorParallel::cut(const nn::ParallelLinears& layers) {
   check_divides(layers, group_->size(),
                 layers.columns.empty() ? "a group of layers" : name_of(layers.columns[0]->weight));
+  for (const nn::Linear* column : layers.columns) check_class(*column, name_of(column->weight));
+  check_class(*layers.rows, name_of(layers.rows->weight));
   cut_parameters(cuts_of(layers));
   if (layers.rows->bias.defined()) summed_.insert(layers.rows->bias.id());
   const auto columns = std::make_shared<Columns>(layers.columns, group_, sequence_);
@@ -288,6 +304,7 @@ void TensorParallel::cut_head(nn::Linear& head) {
   const int64_t classes = head.weight.size(0);
   WEFT_CHECK(classes >= group_->size(), "parallel head: {} ranks for {} classes", group_->size(),
              classes);
+  check_class(head, name_of(head.weight));
   cut_parameters(cuts_of_head(head));
   head.set_stand_in([&head, group = group_, classes](const Tensor& x) {
     const Tensor mine = column_parallel_linear(x, head.weight, head.bias, group, Tokens::kWhole);

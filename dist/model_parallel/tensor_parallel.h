@@ -63,7 +63,8 @@ class TensorParallel {
   /// Copies rank 0's state to all ranks of the group.
   TensorParallel(nn::Module& module, CommunicatorPtr group);
 
-  /// By heads. Throws Error unless the ranks divide them.
+  /// By heads. Throws Error unless the ranks divide them and, as all cuts do, for a layer of a
+  /// derived class.
   void cut(nn::MultiheadAttention& attention);
   /// The columns, which are to be called on one tensor, by the features that they make, the rows by
   /// those that they take. Throws Error unless the ranks divide those features, or their heads, and

@@ -250,6 +250,24 @@ TEST_CASE("what ranks do not divide is refused") {
   });
 }
 
+TEST_CASE("a layer of a derived class, whose forward() is another, is not cut") {
+  struct Shifted : nn::Linear {
+    using Linear::Linear;
+    Tensor forward(const Tensor& x) override { return Linear::forward(x) + 100.0; }
+  };
+  run_ranks(2, [](Communicator& c) {
+    nn::Sequential net;
+    auto& shifted = net.append<Shifted>(4, 8);
+    auto& plain = net.append<nn::Linear>(8, 4);
+    TensorParallel parallel(net, borrowed(c));
+    const std::vector<double> before = net(Tensor::full({1, 4}, 1)).to_vector();
+    expect_error([&] { parallel.cut(shifted, plain); },
+                 "Shifted, whose own forward() would be lost");
+    expect_error([&] { parallel.cut_head(shifted); }, "expected a weft::nn::Linear itself");
+    WEFT_CHECK(net(Tensor::full({1, 4}, 1)).to_vector() == before, "something was cut");
+  });
+}
+
 TEST_CASE("cut layers of which forward() is called are those that are called themselves") {
   class Direct : public nn::Module {
    public:
