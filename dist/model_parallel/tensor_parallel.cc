@@ -153,9 +153,9 @@ void check_between(const Tensor& x, const std::vector<nn::Linear*>& columns,
 /// What the cut layers have to know of the tokens around them.
 struct TensorParallel::Sequence {
   std::unordered_set<const nn::Module*> holds;  // who works on dealt-out tokens
+  std::string begin, end;                       // the classes of the region's ends
 
-  /// Of the sequence at hand: the latest one, or, where activations are recomputed, theirs. 0: none
-  /// was dealt out.
+  /// Of the sequence that is dealt out, or, where activations are recomputed, theirs. 0: none is.
   int64_t length() const {
     const auto known = replayed_numbers().find(this);
     return known == replayed_numbers().end() ? 0 : known->second;
@@ -165,6 +165,16 @@ struct TensorParallel::Sequence {
   Tokens of(const nn::Module& module) const {
     return holds.contains(&module) ? Tokens::kDealtOut : Tokens::kWhole;
   }
+  /// Throws Error unless x, of `what`, has a rank's tokens of the sequence.
+  void check(const Tensor& x, int ranks, const std::string& what) const {
+    const int64_t tokens = x.size(-2), expected = (length() + ranks - 1) / ranks;
+    WEFT_CHECK(
+        ranks == 1 || (length() > 0 && tokens == expected),
+        "sequence parallelism: {} has {} tokens, expected {} of {} that were dealt out to {} "
+        "ranks: that begins where {} is called, as module(x) and not by forward(x), and ends "
+        "with {}",
+        what, tokens, expected, length(), ranks, begin, end);
+  }
 };
 
 /// What several layers make of one tensor, this rank's features: of all of them when the first is
@@ -172,8 +182,11 @@ struct TensorParallel::Sequence {
 class TensorParallel::Columns {
  public:
   Columns(const std::vector<nn::Linear*>& layers, CommunicatorPtr group,
-          std::shared_ptr<const Sequence> sequence)
-      : layers_(layers), group_(std::move(group)), sequence_(std::move(sequence)) {}
+          std::shared_ptr<const Sequence> sequence, std::string name)
+      : layers_(layers),
+        group_(std::move(group)),
+        sequence_(std::move(sequence)),
+        name_(std::move(name)) {}
 
   Tensor take(size_t layer, const Tensor& x) {
     if (!made_of_.is_same(x) || !waiting_[layer].defined()) make(x);
@@ -188,6 +201,7 @@ class TensorParallel::Columns {
  private:
   void make(const Tensor& x) {
     const Tokens tokens = sequence_->of(*layers_[0]);
+    if (tokens == Tokens::kDealtOut) sequence_->check(x, group_->size(), name_ + "'s input");
     Tensors weights, biases;
     for (const nn::Linear* layer : layers_) {
       weights.push_back(layer->weight);
@@ -202,6 +216,7 @@ class TensorParallel::Columns {
   const std::vector<nn::Linear*> layers_;
   const CommunicatorPtr group_;
   const std::shared_ptr<const Sequence> sequence_;
+  const std::string name_;  // the first layer's
   Tensor made_of_;
   Tensors waiting_;
 };
@@ -260,8 +275,10 @@ void TensorParallel::cut(nn::MultiheadAttention& attention) {
   check_class(attention.out_proj, name_of(attention.out_proj.weight));
   cut_parameters(cuts_of(attention));
   if (attention.out_proj.bias.defined()) summed_.insert(attention.out_proj.bias.id());
-  attention.set_stand_in([&attention, group = group_, sequence = sequence_](const Tensor& x) {
+  attention.set_stand_in([&attention, group = group_, sequence = sequence_,
+                          name = name_of(attention.in_proj_weight)](const Tensor& x) {
     const Tokens tokens = sequence->of(attention);
+    if (tokens == Tokens::kDealtOut) sequence->check(x, group->size(), name + "'s input");
     const Tensor qkv = column_parallel_linear(x, attention.in_proj_weight, attention.in_proj_bias,
                                               group, tokens, sequence->length());
     // The cut region. Of dealt-out tokens random numbers differ already.
@@ -281,7 +298,8 @@ void TensorParallel::cut(const nn::ParallelLinears& layers) {
   check_class(*layers.rows, name_of(layers.rows->weight));
   cut_parameters(cuts_of(layers));
   if (layers.rows->bias.defined()) summed_.insert(layers.rows->bias.id());
-  const auto columns = std::make_shared<Columns>(layers.columns, group_, sequence_);
+  const auto columns = std::make_shared<Columns>(layers.columns, group_, sequence_,
+                                                 name_of(layers.columns[0]->weight));
   for (size_t i = 0; i < layers.columns.size(); ++i) {
     layers.columns[i]->set_stand_in([columns, i](const Tensor& x) { return columns->take(i, x); });
   }
@@ -346,6 +364,8 @@ void TensorParallel::deal_out(const TokenRegion& region) {
           [group = group_](const Tensor& gradient) { return summed(gradient, *group); });
     }
   }
+  sequence_->begin = nn::class_name(*region.begin);
+  sequence_->end = nn::class_name(*region.end);
   region.begin->set_stand_in(
       [begin = region.begin, group = group_, sequence = sequence_](const Tensor& x) {
         sequence->set_length(x.size(-2));
@@ -355,13 +375,21 @@ void TensorParallel::deal_out(const TokenRegion& region) {
   region.end->set_stand_in(
       [end = region.end, group = group_, sequence = sequence_](const Tensor& x) {
         const Tensor y = end->forward(x);
+        sequence->check(y, group->size(), sequence->end + "'s result");
         switch_streams(*group);
-        return join_sequence(y, -2, group, sequence->length());
+        const Tensor joined = join_sequence(y, -2, group, sequence->length());
+        sequence->set_length(0);
+        return joined;
       });
 }
 
 void TensorParallel::check_outside(const Tensors& results) const {
-  if (hooked_.empty() || group_->size() == 1) return;
+  if (group_->size() == 1) return;
+  WEFT_CHECK(sequence_->length() == 0,
+             "sequence parallelism: {} tokens are dealt out yet where the model ends; expected {}, "
+             "which puts them together, to be called, as module(x) and not by forward(x)",
+             sequence_->length(), sequence_->end);
+  if (hooked_.empty()) return;
   std::vector<std::pair<Edge, bool>> ahead;  // and whether tokens are dealt out there
   for (const Tensor& result : results) {
     if (result.defined() && result.requires_grad()) ahead.emplace_back(edge_of(result), false);

@@ -77,8 +77,9 @@ class TensorParallel {
   void cut_head(nn::Linear& head);
   /// Sequence parallelism between the region's ends: to be called behind the cuts.
   void deal_out(const TokenRegion& region);
-  /// Of what the model has returned: throws Error, naming it, where a parameter of the region was
-  /// used outside of it, too, or another inside. What recomputed activations use is not seen.
+  /// Of what the model has returned: throws Error where tokens were not put together, and where a
+  /// parameter of the region, which it names, was used outside of it, too, or another inside. What
+  /// recomputed activations use is not seen.
   void check_outside(const Tensors& results) const;
 
   /// How a parameter was cut, by its name in the model; null: it is whole on every rank.

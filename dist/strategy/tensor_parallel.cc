@@ -1,10 +1,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <unordered_set>
 
 #include "autograd/random.h"
+#include "autograd/replay.h"
 #include "core/scoped_value.h"
 #include "dist/comm/device_mesh.h"
 #include "dist/model_parallel/parallel_head.h"
@@ -16,9 +18,11 @@ namespace weft::dist {
 namespace {
 
 /// A forward that fails between cut layers leaves the random stream there, which is each rank's
-/// own: what follows would be dropped by other numbers on every rank.
-struct KeepsStream : ScopedValue<uint64_t> {
-  KeepsStream() : ScopedValue(generator().stream, generator().stream) {}
+/// own: what follows would be dropped by other numbers on every rank. It leaves tokens dealt out,
+/// too.
+struct KeepsStream {
+  const ScopedValue<uint64_t> stream{generator().stream, generator().stream};
+  const ScopedValue<std::map<const void*, int64_t>> numbers{replayed_numbers(), replayed_numbers()};
 };
 
 class TensorParallelStrategy : public Strategy {

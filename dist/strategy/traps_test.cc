@@ -365,9 +365,10 @@ TEST_CASE("trap: with sequence parallelism layer norm's gradients need a sum ove
     parallel.deal_out({.begin = &net[region.begin], .end = &net[region.end], .between = between});
     const Tensor y = net(x);
     parallel.check_outside({y});
-    for (const Tensor& other : {norm(y), net(norm(x))}) {
-      if (region.between.empty()) break;  // there it deals out or puts together, wherever called
-      expect_error([&] { parallel.check_outside({other}); }, "is used outside of the dealt-out");
+    if (!region.between.empty()) {  // else it deals out or puts together, wherever called
+      for (const Tensor& other : {norm(y), net(norm(x))}) {
+        expect_error([&] { parallel.check_outside({other}); }, "is used outside of the dealt-out");
+      }
     }
     backward(loss(y));
     const double d = difference({{"weight", norm.weight.grad()}, {"bias", norm.bias.grad()}},
@@ -379,6 +380,25 @@ TEST_CASE("trap: with sequence parallelism layer norm's gradients need a sum ove
        {Region{0, 2, {1}}, Region{0, 2, {1, 1}}, Region{1, 2, {}}, Region{0, 1, {}}}) {
     run_ranks(2, [&](Communicator& c) { train(c, region); });
   }
+}
+
+TEST_CASE("the ends of dealt-out tokens that are passed by are missed") {
+  run_ranks(2, [](Communicator& c) {
+    OracleTransformer net;
+    TensorParallel parallel(net, borrowed(c));
+    for (const auto& [first, second] : net.mlps()) parallel.cut(*first, *second);
+    parallel.deal_out(net.tokens());
+    const Tensor x = Tensor::full({2, net.kTokens, net.kWidth}, 1);
+    const auto think = [&](const Tensor& tokens) { return net.blocks[0]->think(tokens); };
+    parallel.check_outside({net.end(think(net.begin(x)))});
+    expect_error([&] { think(net.begin.forward(x)); },
+                 "input has 4 tokens, expected 0 of 0 that were dealt out to 2 ranks: that begins "
+                 "where weft::nn::Identity is called");
+    expect_error([&] { net.end(net.begin.forward(x)); },
+                 "weft::nn::Identity's result has 4 tokens");
+    const Tensor y = net.end.forward(think(net.begin(x)));
+    expect_error([&] { parallel.check_outside({y}); }, "4 tokens are dealt out yet");
+  });
 }
 
 TEST_CASE("a parameter of no part that works on dealt-out tokens is refused there") {
