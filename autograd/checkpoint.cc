@@ -35,8 +35,9 @@ Tensor checkpoint(const std::function<Tensor(const Tensors&)>& function, const T
                   replay([&] {
                     const GradMode recording(true);
                     const Tensor again = function(leaves);
-                    if (again.requires_grad())
-                      gradients = gradients_within_pass(again, b.dy(), leaves);
+                    if (!again.requires_grad()) return;
+                    if (recomputed_check()) recomputed_check()(again);
+                    gradients = gradients_within_pass(again, b.dy(), leaves);
                   });
                   gradients.emplace_back();
                   return gradients;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -17,8 +18,15 @@ inline std::map<const void*, int64_t>& replayed_numbers() {
   return instance;
 }
 
-/// The random generator's position, the autocast, the fp8 and the replayed_numbers() of the time
-/// when it was made.
+/// What this thread's checkpoints call with what they compute again, before its gradients: for who
+/// looks over the graph of a model, where a checkpoint hides a part until then. May be empty.
+inline std::function<void(const Tensor&)>& recomputed_check() {
+  thread_local std::function<void(const Tensor&)> instance;
+  return instance;
+}
+
+/// The random generator's position, the autocast, the fp8, the replayed_numbers() and the
+/// recomputed_check() of the time when it was made.
 class Replay {
  public:
   /// f() under them; the generator and the numbers are left as they were.
@@ -28,6 +36,7 @@ class Replay {
     const Autocast mode(autocast_);
     const Fp8Scope fp8_scope(fp8_);
     const ScopedValue same_others(replayed_numbers(), numbers_);
+    const ScopedValue same_check(recomputed_check(), check_);
     return f();
   }
 
@@ -36,6 +45,7 @@ class Replay {
   DType autocast_ = autocast_dtype();
   std::optional<Fp8Scaling> fp8_ = fp8_in_force();
   std::map<const void*, int64_t> numbers_ = replayed_numbers();
+  std::function<void(const Tensor&)> check_ = recomputed_check();
 };
 
 }  // namespace weft

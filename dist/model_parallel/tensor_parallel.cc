@@ -389,10 +389,18 @@ void TensorParallel::check_outside(const Tensors& results) const {
              "sequence parallelism: {} tokens are dealt out yet where the model ends; expected {}, "
              "which puts them together, to be called, as module(x) and not by forward(x)",
              sequence_->length(), sequence_->end);
-  if (hooked_.empty()) return;
+  check_uses(results, false);
+}
+
+void TensorParallel::check_recomputed(const Tensor& result) const {
+  check_uses({result}, sequence_->length() > 0);
+}
+
+void TensorParallel::check_uses(const Tensors& results, bool are_inside) const {
+  if (hooked_.empty() || group_->size() == 1) return;
   std::vector<std::pair<Edge, bool>> ahead;  // and whether tokens are dealt out there
   for (const Tensor& result : results) {
-    if (result.defined() && result.requires_grad()) ahead.emplace_back(edge_of(result), false);
+    if (result.defined() && result.requires_grad()) ahead.emplace_back(edge_of(result), are_inside);
   }
   std::unordered_map<const AutogradMeta*, const std::pair<std::string, Tensor>*> by_leaf;
   for (const auto& entry : *parameters_) {

@@ -78,9 +78,10 @@ class TensorParallel {
   /// Sequence parallelism between the region's ends: to be called behind the cuts.
   void deal_out(const TokenRegion& region);
   /// Of what the model has returned: throws Error where tokens were not put together, and where a
-  /// parameter of the region, which it names, was used outside of it, too, or another inside. What
-  /// recomputed activations use is not seen.
+  /// parameter of the region, which it names, was used outside of it, too, or another inside.
   void check_outside(const Tensors& results) const;
+  /// The same of what a checkpoint in the model computes again, once more when it does so.
+  void check_recomputed(const Tensor& result) const;
 
   /// How a parameter was cut, by its name in the model; null: it is whole on every rank.
   const Cut* cut_of(const std::string& name) const;
@@ -89,6 +90,7 @@ class TensorParallel {
   struct Sequence;
   class Columns;
   void cut_parameters(const Cuts& cuts);
+  void check_uses(const Tensors& results, bool are_inside) const;
   std::string name_of(const Tensor& parameter) const;
 
   const CommunicatorPtr group_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 #include <unordered_set>
 
@@ -36,7 +37,7 @@ class TensorParallelStrategy : public Strategy {
   bool counts() const override { return tensor_->rank() == 0; }
 
   void wrap(nn::Module& module, const ModelStructure& structure) override {
-    cuts_.emplace(module, tensor_);
+    cuts_ = std::make_shared<TensorParallel>(module, tensor_);
     const CutLayers layers = cut_layers_of(module, structure);
     WEFT_CHECK(!layers.empty(),
                "{}: the model has neither attention nor an MLP that could be cut over ranks: its "
@@ -66,6 +67,7 @@ class TensorParallelStrategy : public Strategy {
   bool cuts_parameters() const override { return tensor_->size() > 1 || inner_->cuts_parameters(); }
   Tensor forward(nn::Module& module, const Tensor& x) override {
     const KeepsStream guard;
+    const ScopedValue check(recomputed_check(), check_recomputed());
     const Tensor y = inner_->forward(module, x);
     cuts_->check_outside({y});
     return y;
@@ -73,6 +75,7 @@ class TensorParallelStrategy : public Strategy {
   bool calls_functions() const override { return inner_->calls_functions(); }
   Tensors call(nn::Module& module, const std::function<Tensors()>& function) override {
     const KeepsStream guard;
+    const ScopedValue check(recomputed_check(), check_recomputed());
     Tensors results = inner_->call(module, function);
     cuts_->check_outside(results);
     return results;
@@ -152,6 +155,11 @@ class TensorParallelStrategy : public Strategy {
   }
 
  private:
+  /// Of the checkpoints of a forward, whose backward may outlive this.
+  std::function<void(const Tensor&)> check_recomputed() const {
+    return [cuts = cuts_](const Tensor& result) { cuts->check_recomputed(result); };
+  }
+
   using Rename = std::string (*)(const std::string&);
 
   /// Of an optimizer's tensor; none of its counts of steps, which are not cut.
@@ -184,7 +192,7 @@ class TensorParallelStrategy : public Strategy {
   const CommunicatorPtr tensor_;
   const std::unique_ptr<Strategy> inner_;
   int64_t classes_ = 0;  // of a parallel head
-  std::optional<TensorParallel> cuts_;
+  std::shared_ptr<TensorParallel> cuts_;
   std::unordered_set<const void*> cut_tensors_;  // the optimizer's
 };
 

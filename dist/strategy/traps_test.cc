@@ -382,6 +382,41 @@ TEST_CASE("trap: with sequence parallelism layer norm's gradients need a sum ove
   }
 }
 
+TEST_CASE("what a checkpoint hides is looked over when it is computed again") {
+  class Net : public nn::Module {
+   public:
+    Net()
+        : begin(add<nn::Identity>("begin")),
+          norm(add<nn::LayerNorm>("norm", 6)),
+          fc1(add<nn::Linear>("fc1", 6, 8)),
+          fc2(add<nn::Linear>("fc2", 8, 6)),
+          end(add<nn::Identity>("end")) {}
+    Tensor forward(const Tensor& x) override {
+      const auto normalized = [this](const Tensors& in) { return norm(in[0]); };
+      const Tensor y = begin(is_wrong ? checkpoint(normalized, {x}) : x);
+      return end(fc2(ops::gelu(fc1(checkpoint(normalized, {y})))));
+    }
+    nn::Identity& begin;
+    nn::LayerNorm& norm;
+    nn::Linear &fc1, &fc2;
+    nn::Identity& end;
+    bool is_wrong = false;
+  };
+  run_ranks(2, [](Communicator& c) {
+    Net net;
+    const auto strategy = make_strategy({.name = "tp", .sequence_parallel = true}, borrowed(c));
+    ModelStructure structure;
+    structure.mlps = {{&net.fc1, &net.fc2}};
+    structure.tokens = {.begin = &net.begin, .end = &net.end, .between = {&net.norm}};
+    strategy->wrap(net, structure);
+    const Tensor x = Tensor::full({2, 4, 6}, 1);
+    backward(ops::sum(strategy->forward(net, x)));
+    net.is_wrong = true;
+    const Tensor y = strategy->forward(net, x);
+    expect_error([&] { backward(ops::sum(y)); }, "is used outside of the dealt-out");
+  });
+}
+
 TEST_CASE("the ends of dealt-out tokens that are passed by are missed") {
   run_ranks(2, [](Communicator& c) {
     OracleTransformer net;
