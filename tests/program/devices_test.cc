@@ -63,6 +63,23 @@ TEST_CASE("gradients are averaged over samples, or over ranks as PyTorch does") 
   CHECK(distance("samples25", "ranks25") > 1e-6);
 }
 
+TEST_CASE("a batch norm sees a step's own images where micro-batches have none") {
+  const std::string settings =
+      "--model resnet8 --global-batch-size 1 --limit-batches 1 --epochs 1 --seed 5 --data folder:" +
+      make_colour_folders("norm_images", 12, 16, 16) + " ";
+  run_train("norm1", settings);
+  run_train("norm4", settings + "--devices 2 --strategy pipeline --micro-batches 4");
+  // The mean moves a tenth of the way to the one image's in one step, in four of 1 - 0.9^4.
+  const auto mean = [](const std::string& run) {
+    const NamedTensors all = io::read_safetensors(weights(run)).tensors;
+    const auto found = std::ranges::find(all, "bn1.running_mean", &NamedTensors::value_type::first);
+    REQUIRE(found != all.end());
+    return found->second.to_vector();
+  };
+  const std::vector<double> one = mean("norm1"), four = mean("norm4");
+  for (size_t i = 0; i < one.size(); ++i) CHECK(four[i] == Approx(one[i] * 3.439).epsilon(1e-4));
+}
+
 TEST_CASE("trap: resuming at another world size, under another strategy") {
   const std::string settings = tiny(24, kFixed + "--epochs 2");
   run_train("whole2", settings);

@@ -160,7 +160,8 @@ Sums sum_over_ranks(const Fabric& fabric, Sums mine) {
 }
 
 /// The steps of a classifier. A batch is images, labels and, with mixup or cutmix, soft labels; a
-/// rank without a share of one goes along with an image that counts for nothing.
+/// rank without a share of one goes along with an image that counts for nothing: one of the step's,
+/// where it had any, since batch norms take its statistics.
 class ImageModule : public TrainingModule {
  public:
   /// `statistics`: of the epoch at hand, which somebody else keeps.
@@ -173,7 +174,12 @@ class ImageModule : public TrainingModule {
 
   Tensor input(const Batch& batch) override {
     const int size = trained_.preprocess.size;
-    return ops::to(is_empty(batch) ? Tensor::zeros({1, 3, size, size}) : batch[0], trained_.device);
+    if (!is_empty(batch)) {
+      if (is_shared(global_, trainer().fabric())) filler_ = ops::narrow(batch[0], 0, 0, 1);
+      return ops::to(batch[0], trained_.device);
+    }
+    return ops::to(filler_.defined() ? filler_ : Tensor::zeros({1, 3, size, size}),
+                   trained_.device);
   }
   Tensor loss(const Tensor& logits, const Batch& batch) override {
     const Tensor targets = is_empty(batch) ? Tensor::zeros({1}, DType::i64) : batch.back();
@@ -215,6 +221,7 @@ class ImageModule : public TrainingModule {
       sums.images += outcome.images;
     }
     at_hand_.clear();
+    filler_ = {};
     return sum_over_ranks(trainer().fabric(), sums);
   }
 
@@ -278,6 +285,7 @@ class ImageModule : public TrainingModule {
   const GlobalBatch& global_;
   const EpochStatistics& statistics_;
   std::vector<Outcome> at_hand_, captured_;
+  Tensor filler_;  // of the step at hand
   std::optional<Evaluator> evaluator_;
   Score score_;
   std::vector<Verdict> verdicts_;
