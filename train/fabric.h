@@ -391,6 +391,7 @@ class Fabric {
     std::unordered_map<const void*, size_t> places;  // in these, of whole and of kept ones
     std::shared_ptr<void> ownership;                 // of the gradients
     bool is_loading = false;                         // by its strategy
+    bool is_passed = false;                          // an output, by the backward under way
     int local_depth = 0;                             // of no_backward_sync()
     // Of accumulate().
     int64_t rounds = 0;        // since the last step
@@ -444,6 +445,7 @@ class Fabric {
                       const nlohmann::json& groups);
   void run_backward(const std::function<void()>& pass);
   void watch_backward(Model& model);
+  void watch_outputs(Model& model, const Tensors& outputs) const;
   void begin_pass(Model& model);
   void end_pass(Model& model);
   void abandon_pass(Model& model) const;

@@ -440,9 +440,12 @@ void Fabric::add_optimizer(optim::Optimizer& optimizer) {
 }
 
 Tensor Fabric::forward(nn::Module& model, const Tensor& x) {
-  const Model& entry = find_model(model, "forward");
+  Model& entry = find_model(model, "forward");
   const auto run = [&](const Tensor& in) {
-    return nn::RoutedCall::is_of(model) ? model.unrouted(in) : entry.strategy->forward(model, in);
+    if (nn::RoutedCall::is_of(model)) return model.unrouted(in);
+    const Tensor output = entry.strategy->forward(model, in);
+    watch_outputs(entry, {output});
+    return output;
   };
   const LedCall call(model);
   const PrecisionScope scope = autocast();
@@ -454,12 +457,13 @@ Tensor Fabric::forward(nn::Module& model, const std::function<Tensor()>& functio
 }
 
 Tensors Fabric::forward(nn::Module& model, const std::function<Tensors()>& function) {
-  const Model& entry = find_model(model, "forward");
+  Model& entry = find_model(model, "forward");
   const PrecisionScope scope = autocast();
   const bool is_led = nn::RoutedCall::is_of(model);
   const LedCall led(model);
   const nn::RoutedCall call(&model);
   Tensors outputs = is_led ? function() : entry.strategy->call(model, function);
+  if (!is_led) watch_outputs(entry, outputs);
   for (Tensor& output : outputs) output = widened(output, precision_);
   return outputs;
 }

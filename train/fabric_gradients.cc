@@ -130,10 +130,24 @@ void Fabric::watch_backward(Model& model) {
   }
 }
 
+/// A pass that comes by an output sums, though it may reach no parameter on this rank.
+void Fabric::watch_outputs(Model& model, const Tensors& outputs) const {
+  if (data_size() == 1 || !grad_enabled()) return;
+  for (const Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    register_hook(output, [fabric = std::weak_ptr<Fabric*>(alive_), is_alive = model.is_alive,
+                           &model](const Tensor&) {
+      if (!fabric.expired() && !is_alive.expired() && !in_grad()) model.is_passed = true;
+      return Tensor();
+    });
+  }
+}
+
 /// Puts sums over the ranks aside: a further sum over them must not count these once per rank.
 void Fabric::begin_pass(Model& model) {
   const NoGrad guard;
   const bool sums = data_size() > 1;
+  model.is_passed = false;
   for (Parameter& p : model.parameters) {
     p.is_touched = false;
     if (!sums || p.is_local) continue;
@@ -150,7 +164,8 @@ void Fabric::begin_pass(Model& model) {
 void Fabric::end_pass(Model& model) {
   const NoGrad guard;
   const bool sums = data_size() > 1;
-  const bool is_touched = std::ranges::any_of(model.parameters, &Parameter::is_touched);
+  const bool is_touched =
+      model.is_passed || std::ranges::any_of(model.parameters, &Parameter::is_touched);
   for (Parameter& p : model.parameters) {
     if (!sums) continue;
     if (model.local_depth > 0) {

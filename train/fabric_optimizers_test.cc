@@ -701,6 +701,31 @@ TEST_CASE("trap: what one rank alone has reached decides for all whether clippin
   });
 }
 
+TEST_CASE("a rank that a pass reaches no parameter of has the sums of earlier rounds, too") {
+  const char* const strategy = GENERATE("ddp", "zero2");
+  CAPTURE(strategy);
+  const FabricOptions options{.devices = 2, .strategy = {.name = strategy}};
+  on_ranks(options, [](Fabric& fabric) {
+    Net net(4, false);
+    optim::SGD optimizer(net.named_parameters(), {.lr = 0.1});
+    fabric.setup(net, optimizer);
+    const auto [x, labels] = rows_of(fabric, 0, -1);
+    {
+      const auto local = fabric.no_backward_sync(net);
+      fabric.backward(ops::cross_entropy(net(x), labels));
+    }
+    Tensor other = Tensor::zeros(net(x).shape());
+    other.set_requires_grad(true);
+    const Tensor logits =
+        fabric.rank() == 0 ? net(x) : fabric.forward(net, [&] { return other * 2.0; });
+    fabric.backward(ops::cross_entropy(logits, labels));
+    const double norm = optim::clip_grad_norm(optimizer.parameters(), 1.0);
+    WEFT_CHECK(norm > 0, "a norm of {}", norm);
+    WEFT_CHECK(optimizer.step(), "no step");
+    return Result{};
+  });
+}
+
 TEST_CASE("trap: a setup() whose optimizers are refused has changed nothing") {
   for (const FabricOptions& given : {FabricOptions(),
                                      FabricOptions{.devices = 2, .strategy = {.name = "ddp"}},
