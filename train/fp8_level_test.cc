@@ -290,6 +290,31 @@ TEST_CASE("a state in few bits is saved, and goes on as if it had not been") {
   CHECK(train_ranks(2, 4) == at_once);
 }
 
+TEST_CASE("a matrix that is changed in place in O3, where that would be lost, is an error") {
+  Fabric fabric({.precision = "fp8", .numerics = {.fp8_level = "O3"}});
+  fabric.launch(nullptr);
+  Net net;
+  optim::AdamW optimizer(net.named_parameters());
+  fabric.setup(net, optimizer);
+  const auto take_step = [&](bool changes) {
+    optimizer.zero_grad();
+    fabric.backward(ops::mean(ops::square(net(Tensor::full({4, 3, kWidth}, 0.5)))));
+    if (changes) {
+      const NoGrad guard;
+      ops::zero_(net.fc1.weight);
+    }
+    optimizer.step();
+  };
+  take_step(false);
+  CHECK_THROWS_WITH(take_step(true), Contains("\"fc1.weight\" was changed in place where it is"));
+  NamedTensors state = net.state_dict();
+  for (auto& [name, tensor] : state) {
+    if (name == "fc1.weight") tensor = Tensor::zeros(tensor.shape());
+  }
+  net.load_state_dict(state);
+  CHECK_NOTHROW(take_step(false));
+}
+
 TEST_CASE("what O3 has saved are the masters, for any other run") {
   const char* const directory = std::getenv("TEST_TMPDIR");
   const std::string file = std::string(directory ? directory : "/tmp") + "/masters.safetensors";

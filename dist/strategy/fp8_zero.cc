@@ -81,10 +81,26 @@ class Fp8Zero : public Fp8Gradients {
     return sum;
   }
 
-  void after_step() override { send_weights(); }
+  /// The masters do not know what the program has changed in place of what they were rounded to.
+  void keep_changes() override {
+    for (size_t i = 0; i < matrices_.size(); ++i) {
+      const bool is_changed = matrices_[i].version() != versions_[i];
+      versions_[i] = matrices_[i].version();
+      WEFT_CHECK(
+          !is_changed,
+          "fp8-level O3: \"{}\" was changed in place where it is rounded to {}; what is kept "
+          "of it in f16 can be changed by load_state_dict()",
+          names_[i], kFormat);
+    }
+  }
+  void after_step() override {
+    keep_changes();
+    send_weights();
+  }
 
   bool keeps_whole_state() const override { return false; }
   NamedTensors model_state(nn::Module& module) override {
+    keep_changes();
     NamedTensors state;
     for (const auto& [name, entry] : module.unrouted_state()) {
       const auto matrix = find(name);
@@ -128,6 +144,7 @@ class Fp8Zero : public Fp8Gradients {
   }
 
   LocalTensors local_state(nn::Module& module) override {
+    keep_changes();
     LocalTensors all = whole_tensors(module, data_size(), data_rank());
     for (LocalTensor& entry : all) {
       const auto matrix = find(entry.name);
@@ -245,12 +262,15 @@ class Fp8Zero : public Fp8Gradients {
       rest_as(bits, matrices_[i], MemoryKind::kParameters);
       exponents[i] = bits.exponent;
     }
-    if (!world_ || matrices_.empty()) return;
-    const Tensor all = Tensor::from(exponents, {static_cast<int64_t>(exponents.size())});
-    world_->all_reduce(all, ReduceOp::kMax).wait();
-    for (int64_t begin = 0; begin < longest_; begin += part_) {
-      receive_weights(begin, all.data<int32_t>());
+    if (world_ && !matrices_.empty()) {
+      const Tensor all = Tensor::from(exponents, {static_cast<int64_t>(exponents.size())});
+      world_->all_reduce(all, ReduceOp::kMax).wait();
+      for (int64_t begin = 0; begin < longest_; begin += part_) {
+        receive_weights(begin, all.data<int32_t>());
+      }
     }
+    versions_.clear();
+    for (const Tensor& p : matrices_) versions_.push_back(p.version());
   }
 
   void receive_weights(int64_t begin, const int32_t* exponents) {
@@ -298,6 +318,7 @@ class Fp8Zero : public Fp8Gradients {
 
   std::vector<int> owners_;  // of matrices_, as these
   Tensors masters_;
+  std::vector<uint64_t> versions_;  // of matrices_, as they were sent
   std::unordered_map<std::string, size_t> by_name_;
   std::unordered_map<const void*, size_t> by_id_;
   int64_t longest_ = 0;                          // elements of the rank that owns most
