@@ -449,6 +449,16 @@ TEST_CASE("a graph of f16's gradients does not leave its range on the way") {
   }
 }
 
+TEST_CASE("a divisor's gradient is there where the dividend's is beyond the dtype's range") {
+  const auto gradient = [](double x, double y, double dy, DType dtype) {
+    const Tensor a = Tensor::full({2}, x, dtype);
+    const Tensor b = Tensor::full({2}, y, dtype).set_requires_grad(true);
+    return grad({div(a, b)}, {b}, {full_like(a, dy)})[0].to_vector()[1];
+  };
+  CHECK(gradient(0x1p-16, 0x1p-10, 1024, DType::f16) == -0x1p14);
+  CHECK(gradient(0x1p-110, 0x1p-60, 0x1p80, DType::f32) == -0x1p90);
+}
+
 TEST_CASE("softplus is x itself where beta x leaves the dtype's range") {
   Tensor x = Tensor::full({2}, 10000, DType::f16).set_requires_grad(true);
   const Tensor y = softplus(x, 10);

@@ -337,12 +337,16 @@ Tensor div(const Tensor& first, const Tensor& second, std::optional<DType> resul
   const bool integers = !is_floating(first.dtype()) && !is_floating(second.dtype());
   const Tensor a = integers ? cast(first, DType::f32) : first;
   const Tensor b = integers ? cast(second, DType::f32) : second;
-  return record("div", {a, b}, compute(B::kDiv, a, b, 1, result), {a, b},
-                [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
-                  const Tensor b = g.saved(1), da = div(g.dy(), b, g.dy().dtype());
-                  return {g.needs(0) ? ma.fit(da) : Tensor(),
-                          g.needs(1) ? mb.fit(neg(mul(da, div(g.saved(0), b)))) : Tensor()};
-                });
+  return record_two(
+      "div", a, b, compute(B::kDiv, a, b, 1, result), {&a, &b},
+      [](const Backward& g) { return div(g.dy(), g.saved(1), g.dy().dtype()); },
+      [](const Backward& g) {
+        // In this order, PyTorch's, as dy / b may leave the range of what the product is in.
+        return in_one_pass(g.dy(), [&] {
+          const Tensor a = raw::widened(g.saved(0)), b = raw::widened(g.saved(1));
+          return cast(neg(mul(g.dy(), div(div(a, b), b))), g.dy().dtype());
+        });
+      });
 }
 
 Tensor remainder(const Tensor& a, const Tensor& b, std::optional<DType> result) {
