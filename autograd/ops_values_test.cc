@@ -229,7 +229,7 @@ TEST_CASE("narrow norms and sums of exponentials are summed in f32") {
   CHECK(equals.grad().to_vector()[kMany - 1] == Approx(1.0 / kMany).epsilon(1e-2));
 }
 
-TEST_CASE("norms and variances are there where sums of squares are beyond f32") {
+TEST_CASE("norms and variances are there where sums of squares are beyond f32 or below it") {
   Tensor x = Tensor::from(std::vector<float>{3e30F, -3e30F, 3e30F, -3e30F}, {4});
   x.set_requires_grad(true);
   const Tensor y = norm(x);
@@ -239,6 +239,15 @@ TEST_CASE("norms and variances are there where sums of squares are beyond f32") 
   CHECK(x.grad().to_vector()[1] == Approx(-0.5));
   const Tensor z = Tensor::from(std::vector<float>{1e19F, -1e19F, 1e19F, -1e19F}, {4});
   CHECK(var(z, {0}, 0).item() == Approx(1e38));
+  for (double size : {3e30, 1e-23}) {
+    Tensor t = Tensor::from(std::vector<double>{size, 3 * size, 2 * size, -5 * size}, {4});
+    t = cast(t, DType::f32).set_requires_grad(true);
+    const Tensor deviation = ops::std(t);
+    CHECK(deviation.item() == Approx(3.5940 * size).epsilon(1e-4));
+    backward(deviation);
+    CHECK(t.grad().to_vector()[3] == Approx(-0.4869).epsilon(1e-3));
+    CHECK(norm(t).item() == Approx(std::sqrt(39) * size));
+  }
 }
 
 TEST_CASE("gradients where a root has none are 0") {

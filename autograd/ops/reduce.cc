@@ -198,7 +198,8 @@ Tensor variance(const Tensor& x, const Shape& dims, double correction, bool keep
     const Tensor x = b.saved(0);
     // Rounded to 16 bits the mean would move by as much as the elements differ.
     const Tensor centre = mean_as(raw::widened(x.dtype()), x, reduced(kept), true);
-    const Tensor slope = reshape(cast(b.dy(), raw::widened(x.dtype())) * scale, kept);
+    const Tensor dy = cast(b.dy(), promote(b.dy().dtype(), raw::widened(x.dtype())));
+    const Tensor slope = reshape(cast(dy * scale, centre.dtype()), kept);
     return {in_one_pass(x, [&] { return cast(mul(sub(x, centre), slope), x.dtype()); })};
   });
 }
@@ -212,8 +213,8 @@ Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) 
 
 Tensor std(const Tensor& x, const Shape& dims, double correction, bool keepdim) {
   raw::check_floating("std", x);
-  const Tensor wide_variance = variance(x, dims, correction, keepdim, raw::widened(x.dtype()));
-  return cast(root(wide_variance, 2), x.dtype());
+  // What is a square may be beyond f32, or below it.
+  return cast(root(variance(x, dims, correction, keepdim, DType::f64), 2), x.dtype());
 }
 
 namespace {

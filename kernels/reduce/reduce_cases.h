@@ -162,12 +162,14 @@ inline OpTable reduce_table() {
                                     .y = in.output({5, 1}, DType::f32),
                                     .reduction = Reduction::kVar};
                    }});
-  // Numbers whose squares are beyond f32, though what comes of them is not.
+  // Numbers whose squares are beyond f32, or below it, though what comes of them is not.
   for (Shape to : {Shape{40, 1}, Shape{1, 65}}) {
     for (const auto& [reduction, std, out] :
          {std::tuple{Reduction::kVar, 1e19, DType::f32},
           std::tuple{Reduction::kVar, 1e30, DType::f64},
-          std::tuple{Reduction::kSumSquares, 1e30, DType::f64}}) {
+          std::tuple{Reduction::kSumSquares, 1e30, DType::f64},
+          std::tuple{Reduction::kVar, 1e-23, DType::f64},
+          std::tuple{Reduction::kSumSquares, 1e-23, DType::f64}}) {
       cases.push_back(
           {fmt::format("{}_{}_of_{}", weft::kernels::name(reduction), to_string(to), std),
            [=](Inputs& in) {

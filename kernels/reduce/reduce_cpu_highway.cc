@@ -5,8 +5,8 @@
 // 1024 columns at a time, f32 accumulators for 16 rows, then added to f64 totals. Elements are
 // widened to f32 in L1 first; sums of bf16 widen them as they read. Either way long reductions are
 // cut into chunks that depend on the shape alone; chunks of one output are joined in order. The
-// variance takes a second pass about the mean, sums of squares one about 0. Squares beyond f32 are
-// left to reduce_cpu_elements, which takes them in f64. The limiter is memory.
+// variance takes a second pass about the mean, sums of squares one about 0. Where squares are
+// beyond f32, or below it under an f64 result, all is done again in f64. The limiter is memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/reduce/reduce_cpu_highway.cc"
 #include "core/simd/targets_inl.h"
@@ -22,10 +22,6 @@
 #include "kernels/reduce/reduce_layout.h"
 #include "kernels/simd/rows_inl.h"
 #include "kernels/simd/variant.h"
-
-namespace weft::kernels {
-void reduce_cpu_elements(const ReduceProblem& p);
-}
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -62,7 +58,7 @@ HWY_INLINE V fold(D, V total, V x, V centre) {
   }
 }
 
-/// m <= Lanes elements as Acc; the lanes beyond are 0.
+/// m <= Lanes elements as Acc; the lanes beyond are 0, and elements of f32 may be summed in f64.
 template <class D>
 HWY_INLINE hn::Vec<D> load_terms(D d, const hn::TFromD<D>* p, size_t m) {
   return load_part(d, p, m);
@@ -70,6 +66,11 @@ HWY_INLINE hn::Vec<D> load_terms(D d, const hn::TFromD<D>* p, size_t m) {
 template <class D>
 HWY_INLINE hn::Vec<D> load_terms(D d, const bf16* p, size_t m) {
   return m == hn::Lanes(d) ? load_f32(d, p) : load_f32_n(d, p, m);
+}
+template <class D>
+requires std::is_same_v < hn::TFromD<D>,
+double > HWY_INLINE hn::Vec<D> load_terms(D d, const float* p, size_t m) {
+  return hn::PromoteTo(d, load_part(hn::Rebind<float, D>(), p, m));
 }
 
 /// A row of x: widened to the type of the arithmetic, or bf16 where it lies.
@@ -158,11 +159,19 @@ class Partials {
       if (x.dtype() == DType::bf16 && stride == 1)
         return fill_from<kFold, Acc, bf16>(x, 1, centres);
     }
+    if constexpr (std::is_same_v<Acc, double> && (kFold == Fold::kSum || kFold == Fold::kSquares)) {
+      if (x.dtype() != DType::f64) return fill_from<kFold, Acc, float>(x, stride, centres);
+    }
     fill_from<kFold, Acc, Acc>(x, stride, centres);
   }
-  bool are_finite() const {
+  /// Whether these sums of f32's squares are what f64's would be, as y holds them: below 2^-120 of
+  /// an element underflow, 2^-150 for each, could be seen.
+  bool are_in_range(DType y) const {
+    const double least =
+        y == DType::f64 ? 0x1p-120 * static_cast<double>(std::min(layout_.count, chunk_)) : 0;
     const double* const all = values_.data<double>();
-    return std::all_of(all, all + values_.numel(), [](double x) { return std::isfinite(x); });
+    return std::all_of(all, all + values_.numel(),
+                       [=](double x) { return x >= least && std::isfinite(x); });
   }
   /// The chunks of outputs [begin, begin + n) joined in order.
   template <Fold kFold>
@@ -306,7 +315,9 @@ template <Fold kFold, class Acc>
 void one_pass(const ReduceProblem& p, const ReduceLayout& layout) {
   Partials partials(layout);
   partials.fill<kFold, Acc>(p.x, nullptr);
-  if (kFold == Fold::kSquares && !partials.are_finite()) return reduce_cpu_elements(p);
+  if constexpr (kFold == Fold::kSquares && std::is_same_v<Acc, float>) {
+    if (!partials.are_in_range(p.y.dtype())) return one_pass<kFold, double>(p, layout);
+  }
   store_outputs(layout, p.y, [&](int64_t begin, int64_t n, double* values) HWY_ATTR {
     partials.join_chunks<kFold>(begin, n, values);
   });
@@ -327,7 +338,9 @@ void sum_or_variance(const ReduceProblem& p, const ReduceLayout& layout) {
   std::vector<double> mean(layout.outputs);
   means(0, layout.outputs, mean.data());
   partials.fill<Fold::kSquares, Acc>(p.x, mean.data());
-  if (!partials.are_finite()) return reduce_cpu_elements(p);
+  if constexpr (std::is_same_v<Acc, float>) {
+    if (!partials.are_in_range(p.y.dtype())) return sum_or_variance<double>(p, layout);
+  }
   store_outputs(layout, p.y, [&](int64_t begin, int64_t n, double* values) HWY_ATTR {
     partials.join_chunks<Fold::kSquares>(begin, n, values);
     for (int64_t j = 0; j < n; ++j) {
