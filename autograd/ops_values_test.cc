@@ -468,6 +468,20 @@ TEST_CASE("a divisor's gradient is there where the dividend's is beyond the dtyp
   CHECK(gradient(0x1p-110, 0x1p-60, 0x1p80, DType::f32) == -0x1p90);
 }
 
+TEST_CASE(
+    "adaptive_avg_pool2d of a NaN and of an infinity is odd where its windows have them alone") {
+  for (DType dtype : {DType::f32, DType::f16}) {
+    const Tensor x = ops::full({1, 1, 5, 7}, 2, dtype);
+    Tensor pixel = ops::select(ops::select(x, 2, 1), 2, 2),
+           last = ops::select(view(x, {35}), 0, 34);
+    fill_(pixel, kNan), fill_(last, kInf);
+    const std::vector<double> y = adaptive_avg_pool2d(x, {2, 3}).to_vector();
+    CHECK(std::isnan(y[0]));
+    CHECK(std::isnan(y[1]));
+    CHECK(std::vector<double>(y.begin() + 2, y.end()) == std::vector<double>{2, 2, 2, kInf});
+  }
+}
+
 TEST_CASE("softplus is x itself where beta x leaves the dtype's range") {
   Tensor x = Tensor::full({2}, 10000, DType::f16).set_requires_grad(true);
   const Tensor y = softplus(x, 10);

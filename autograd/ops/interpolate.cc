@@ -1,7 +1,9 @@
 // Resampling: adaptive means, nearest neighbours, bilinear interpolation. One dimension after the
 // other.
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "autograd/autocast.h"
 #include "autograd/fused.h"
@@ -67,12 +69,46 @@ Tensor linear(const Tensor& x, const Axis& axis, bool align_corners) {
   return fused(between, {low, high, weight});
 }
 
-/// [from, to]: column i averages the elements [floor(i from / to), ceil((i + 1) from / to)).
+/// The elements whose mean is element i of the result: [first, second).
+std::pair<int64_t, int64_t> window(const Axis& axis, int64_t i) {
+  return {i * axis.from / axis.to, ((i + 1) * axis.from + axis.to - 1) / axis.to};
+}
+
+/// The means of the windows, element by element of all of them. Products with 0, as those with a
+/// matrix of weights, would carry a NaN out of its windows.
+Tensor averaged(const Tensor& x, const Axis& axis) {
+  int64_t longest = 0;
+  for (int64_t i = 0; i < axis.to; ++i) {
+    longest = std::max(longest, window(axis, i).second - window(axis, i).first);
+  }
+  Shape along = Shape::filled(4, 1);
+  along[axis.dim] = axis.to;
+  Tensor total;
+  std::vector<double> sizes(axis.to);
+  for (int64_t k = 0; k < longest; ++k) {
+    std::vector<int64_t> places;
+    std::vector<double> inside;
+    for (int64_t i = 0; i < axis.to; ++i) {
+      const auto [begin, end] = window(axis, i);
+      places.push_back(std::min(begin + k, end - 1));
+      inside.push_back(begin + k < end ? 1 : 0);
+      sizes[i] += inside[i];
+    }
+    Tensor term = picked(x, axis.dim, places);
+    if (std::ranges::count(inside, 0) > 0) {
+      const Tensor outside = to(eq(Tensor::from(inside, along), Tensor::scalar(0)), x.device());
+      term = masked_fill(term, outside, 0);
+    }
+    total = total.defined() ? add(total, term) : term;
+  }
+  return div(total, to(cast(Tensor::from(sizes, along), x.dtype()), x.device()));
+}
+
+/// [from, to]: column i has the weights of window i.
 Tensor averaging(const Axis& axis, const Tensor& like) {
   std::vector<double> weights(axis.from * axis.to);
   for (int64_t i = 0; i < axis.to; ++i) {
-    const int64_t begin = i * axis.from / axis.to;
-    const int64_t end = ((i + 1) * axis.from + axis.to - 1) / axis.to;
+    const auto [begin, end] = window(axis, i);
     for (int64_t k = begin; k < end; ++k) {
       weights[k * axis.to + i] = 1 / static_cast<double>(end - begin);
     }
@@ -96,11 +132,18 @@ Tensor adaptive_avg_pool2d(const Tensor& x, const Size2d& size) {
     const Size2d window = {height / size[0], width / size[1]};
     return avg_pool2d(x, {.kernel = window, .stride = window});
   }
-  const Autocast as_it_comes(DType::f32);
-  const Tensor wide = raw::widened(x);
-  const Tensor rows = averaging({2, height, size[0], {}}, wide);
-  const Tensor columns = averaging({3, width, size[1], {}}, wide);
-  return cast(matmul(transpose(rows, 0, 1), matmul(wide, columns)), x.dtype());
+  const Axis rows = {2, height, size[0], {}}, columns = {3, width, size[1], {}};
+  Tensor y;
+  {
+    const NoGrad guard;
+    y = cast(averaged(averaged(raw::widened(x), rows), columns), x.dtype());
+  }
+  return record("adaptive_avg_pool2d", {x}, y, {}, [=](const Backward& b) -> Tensors {
+    const Autocast as_it_comes(DType::f32);
+    const Tensor dy = raw::widened(b.dy());
+    const Tensor across = transpose(averaging(columns, dy), 0, 1);
+    return {cast(matmul(averaging(rows, dy), matmul(dy, across)), b.dy().dtype())};
+  });
 }
 
 Tensor interpolate(const Tensor& input, const InterpolateOptions& options) {
