@@ -289,6 +289,23 @@ TEST_CASE("what maximum does not take has no gradient, however large that of the
   CHECK(b.grad().to_vector() == std::vector<double>{kInf, 6, 10, 8});
 }
 
+TEST_CASE("slopes at the corners of clamp and hardswish are PyTorch's") {
+  const std::vector<double> places = {-3, 3, -2.5, 2.5, kNan, kInf, -kInf};
+  const auto slopes = [&](auto&& f) {
+    Tensor x = Tensor::from(places, {7}).set_requires_grad(true);
+    backward(sum(f(x)));
+    return x.grad().to_vector();
+  };
+  using Slopes = std::vector<double>;
+  CHECK(slopes([](const Tensor& x) { return clamp(x, -3, 3); }) == Slopes{0, 0, 1, 1, 0, 0, 0});
+  CHECK(slopes([](const Tensor& x) { return clamp(x, 3, kInf); }) == Slopes{0, 0, 0, 0, 0, 1, 0});
+  CHECK(slopes([](const Tensor& x) { return clamp(x, -kInf, 3); }) == Slopes{1, 0, 1, 1, 0, 0, 1});
+  const Slopes hard = slopes([](const Tensor& x) { return hardswish(x); });
+  CHECK(hard[0] == 0);
+  CHECK(hard[1] == 1);
+  CHECK(hard[3] == Approx(2.5 / 3 + 0.5));
+}
+
 TEST_CASE("an exponent of integers has a gradient") {
   Tensor x = Tensor::from(std::vector<double>{0.5, 2, 1}, {3}).set_requires_grad(true);
   backward(sum(ops::pow(places({4, 3, 0}), x)));

@@ -105,7 +105,7 @@ Tensor silu_slope(const Tensor& x) {
 
 Tensor hardswish_slope(const Tensor& x) {
   const Tensor outside = cast(gt(x, scalar_like(x, 0)), x.dtype());
-  return where(gt(abs(x), scalar_like(x, 3)), outside, x / 3.0 + 0.5);
+  return where(ge(abs(x), scalar_like(x, 3)), outside, x / 3.0 + 0.5);
 }
 
 Tensor gelu_erf_slope(const Tensor& x) {
@@ -499,7 +499,12 @@ Tensor clamp(const Tensor& x, double low, double high) {
   return record("clamp", {x}, y, {x}, [low, high](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0);
     return {in_one_pass(x, [&] {
-      const Tensor inside = logical_and(ge(x, scalar_like(x, low)), le(x, scalar_like(x, high)));
+      // At a bound itself, too, the slope is 0. What is infinite is none.
+      const Tensor above =
+          std::isinf(low) ? ge(x, scalar_like(x, low)) : gt(x, scalar_like(x, low));
+      const Tensor below =
+          std::isinf(high) ? le(x, scalar_like(x, high)) : lt(x, scalar_like(x, high));
+      const Tensor inside = logical_and(above, below);
       return where(inside, b.dy(), scalar_like(b.dy(), 0));
     })};
   });
