@@ -37,13 +37,14 @@ Tensor picked(const Tensor& x, int dim, const std::vector<int64_t>& places) {
   return index_select(x, dim, to(Tensor::from(places, {count}), x.device()));
 }
 
-/// The element that PyTorch takes: positions are products of floats.
+/// The element that PyTorch takes: positions are products of floats, but where the size is doubled,
+/// whatever the factor.
 Tensor nearest(const Tensor& x, const Axis& axis) {
   const auto step = static_cast<float>(axis.step(false));
   std::vector<int64_t> places;
   for (int64_t i = 0; i < axis.to; ++i) {
     const auto place = static_cast<int64_t>(std::floor(static_cast<float>(i) * step));
-    places.push_back(std::min(place, axis.from - 1));
+    places.push_back(axis.to == 2 * axis.from ? i / 2 : std::min(place, axis.from - 1));
   }
   return picked(x, axis.dim, places);
 }
@@ -176,13 +177,9 @@ Tensor interpolate(const Tensor& input, const InterpolateOptions& options) {
   Tensor::empty(shape, x.dtype(), x.device());
   Tensor y = is_bilinear ? raw::widened(x) : x;
   for (const Axis& axis : axes) {
-    if (is_bilinear) {
-      if (axis.to != axis.from || (axis.factor && *axis.factor != 1)) {
-        y = linear(y, axis, options.align_corners);
-      }
-    } else {
-      y = nearest(y, axis);
-    }
+    // A size that stays has its elements copied, whatever the factor.
+    if (axis.to == axis.from) continue;
+    y = is_bilinear ? linear(y, axis, options.align_corners) : nearest(y, axis);
   }
   y = cast(y, x.dtype());
   return y.is_same(x) ? clone(x) : y;
