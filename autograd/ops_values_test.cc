@@ -501,6 +501,45 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("queries that finite numbers hide every key from have PyTorch's gradients") {
+  // Its math path's, which the op takes where the mask has a gradient, too. Numbers in f32 beside
+  // which a part of the score is left are subtracted exactly, as in f64.
+  const auto gradients = [](const Tensor& mask, bool causal, bool composed, DType dtype) {
+    Tensors leaves;
+    for (int i = 0; i < 3; ++i) {
+      const Tensor x = view(narrow(pattern({42}), 0, 3 * i, 36), {1, 2, 6, 3});
+      leaves.push_back(clone(cast(x, dtype)).set_requires_grad(true));
+    }
+    Tensor added = clone(cast(mask, dtype));
+    added.set_requires_grad(composed);
+    const Tensor y = attention(leaves[0], leaves[1], leaves[2], {.causal = causal, .mask = added});
+    Tensors found = grad({y}, leaves, {cast(view(pattern({36}), y.shape()), dtype)});
+    found.push_back(y);
+    return found;
+  };
+  for (const auto& [number, dtype] :
+       {std::pair{-1e9, DType::f32}, {-3e38, DType::f32}, {-1e6, DType::f64}, {-6e4, DType::f64}}) {
+    // Row 1 is hidden whole, row 2 where it is not causal, twice in one place; row 3 is -inf.
+    Tensor mask = Tensor::zeros({6, 6}, DType::f64);
+    for (int64_t row : {1, 2, 3}) {
+      Tensor hidden = narrow(select(mask, 0, row), 0, 0, row == 2 ? 3 : 6);
+      fill_(hidden, row == 3 ? -kInf : number);
+    }
+    Tensor twice = select(select(mask, 0, 1), 0, 1);
+    fill_(twice, std::max(2 * number, -3.4e38));
+    for (bool causal : {false, true}) {
+      INFO(number << (causal ? " causal" : ""));
+      const Tensors found = gradients(mask, causal, false, DType::f32);
+      const Tensors expected = gradients(mask, causal, true, dtype);
+      for (size_t i = 0; i < found.size(); ++i) {
+        // Of keys that are alike lse is kept to 1e-3.
+        const double most = dtype == DType::f32 ? 1e-3 : 1e-4;
+        CHECK(ops::max(ops::abs(sub(found[i], cast(expected[i], DType::f32)))).item() < most);
+      }
+    }
+  }
+}
+
 TEST_CASE("softplus is x itself where beta x leaves the dtype's range") {
   Tensor x = Tensor::full({2}, 10000, DType::f16).set_requires_grad(true);
   const Tensor y = softplus(x, 10);

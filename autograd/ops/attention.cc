@@ -14,6 +14,28 @@ namespace {
 
 using kernels::AttentionProblem;
 
+/// An added mask as kernels can take it whose lse is in f32: where numbers such as -1e9 hide all
+/// keys from a query, lse would lose log sum exp beside them, and with it P of backward. A row
+/// whose largest number is below -16384 has it subtracted, which changes no softmax; below -2^27,
+/// where a score is lost beside it, keys that have it are alike (kernels::kLeastAdded), and are all
+/// that is seen. To find such rows a GPU would have to be waited for: there, as in PyTorch, they
+/// are left.
+Tensor raised(const Tensor& mask, bool causal, int64_t queries, int64_t keys) {
+  const Device device = mask.device();
+  if (mask.dtype() != DType::f32 || device.type != DeviceType::cpu || mask.numel() == 0)
+    return mask;
+  const NoGrad guard;
+  const auto number = [&](double value) { return full({}, value, DType::f32, device); };
+  const Tensor least = number(-HUGE_VAL);
+  Tensor seen = mask;
+  if (causal) seen = where(tril(full({queries, keys}, 1, DType::boolean, device)), mask, least);
+  const Tensor top = seen.dim() == 0 ? seen : max(seen, {-1}, true);
+  const Tensor is_low = logical_and(lt(top, number(-16384)), gt(top, least));
+  if (any(is_low).item() == 0) return mask;
+  const Tensor alike = where(eq(seen, top), number(kernels::kLeastAdded), least);
+  return where(is_low, where(le(top, number(-0x1p27)), alike, sub(seen, top)), seen);
+}
+
 /// The problem of a forward pass, with its random stream reserved.
 AttentionProblem make_problem(std::string_view op, const Tensor& q, const Tensor& k,
                               const Tensor& v, const AttentionOptions& options) {
@@ -34,7 +56,8 @@ AttentionProblem make_problem(std::string_view op, const Tensor& q, const Tensor
                mask);
     WEFT_CHECK(p.scale != 0, "{}: expected a scale other than 0 beside a mask", op);
     const bool is_added = mask.dtype() != DType::boolean;
-    p.mask = view::expand(is_added ? cast(detach(mask), statistics) : mask, scores);
+    const Tensor added = is_added ? cast(detach(mask), statistics) : mask;
+    p.mask = view::expand(raised(added, p.causal, scores[2], scores[3]), scores);
   }
   if (p.dropout > 0) {
     // Each call has a stream of its own: the kernel counts score elements from 0 in it. The
