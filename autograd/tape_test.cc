@@ -307,6 +307,26 @@ TEST_CASE("what no gradient needs may be changed in place") {
   CHECK(x.grad().to_vector() == Values{3.25, 3.25});
 }
 
+TEST_CASE(
+    "layers whose weights are frozen do not ask for their inputs, nor trained ones for weights") {
+  const Tensor x = leaf({1, 2}), bias = leaf({0, 0, 0}), trained = leaf({1, 1, 1, 1, 1, 1});
+  const Tensor image = leaf({1, 1, 1, 1}), frozen = Tensor::full({3, 2}, 2);
+  const Tensor hidden = Tensor::full({1, 3}, 1);
+  const Tensor filter = Tensor::full({1, 1, 1, 1}, 2), data = Tensor::full({1, 2}, 5);
+  Tensor h = x * 1.0, pixels = ops::view(image, {1, 1, 2, 2}) * 1.0;
+  Tensor w = ops::view(trained, {3, 2}) * 1.0;
+  const Tensor sums = ops::sum(ops::linear(h, frozen, bias)) +
+                      ops::sum(ops::conv2d(pixels, filter)) + ops::sum(ops::linear(data, w)) +
+                      ops::sum(ops::mlp(h, frozen, {}, hidden, {}));
+  ops::add_(h, Tensor::full({2}, 1)), ops::add_(pixels, Tensor::full({1}, 1));
+  ops::add_(w, Tensor::full({2}, 1));
+  backward(sums);
+  CHECK(x.grad().to_vector()[0] == Approx(12));  // gelu'(h w) is 1 there, nearly
+  CHECK(bias.grad().to_vector() == Values{1, 1, 1});
+  CHECK(image.grad().to_vector() == Values{2, 2, 2, 2});
+  CHECK(trained.grad().to_vector() == Values{5, 5, 5, 5, 5, 5});
+}
+
 TEST_CASE("what a checkpoint hands through is not changed in place unseen") {
   Tensor w = leaf({1, 2});
   const Tensor h = w * 1.0;

@@ -28,26 +28,31 @@ Tensor convolve(const Conv2dProblem& geometry, Conv2dPass pass, const Tensor& a,
   (pass == Conv2dPass::kWeightGradient ? p.dy : p.w) = b;
   (pass == Conv2dPass::kForward ? p.y : pass == Conv2dPass::kDataGradient ? p.dx : p.dw) = out;
   kernels::conv2d(p);
-  return record("conv2d", {a, b}, out, {a, b}, [geometry, pass](const Backward& g) -> Tensors {
-    const Tensor a = g.saved(0), b = g.saved(1), dout = cast(g.dy(), a.dtype());
-    const auto map = [&](Conv2dPass to, const Tensor& x, const Tensor& y, const Tensor& like) {
-      return convolve(geometry, to, x, y, like.shape());
-    };
-    constexpr auto kForward = Conv2dPass::kForward, kData = Conv2dPass::kDataGradient,
-                   kWeight = Conv2dPass::kWeightGradient;
-    Tensor da, db;
-    if (g.needs(0)) {
-      da = pass == kForward ? map(kData, dout, b, a)
-           : pass == kData  ? map(kForward, dout, b, a)
-                            : map(kData, b, dout, a);
-    }
-    if (g.needs(1)) {
-      db = pass == kForward ? map(kWeight, a, dout, b)
-           : pass == kData  ? map(kWeight, dout, a, b)
-                            : map(kForward, a, dout, b);
-    }
-    return {da, db};
-  });
+  return record("conv2d", {a, b}, out, {a, b},
+                [geometry, pass, dtype = a.dtype(), of_a = a.shape(),
+                 of_b = b.shape()](const Backward& g) -> Tensors {
+                  const Tensor dout = cast(g.dy(), dtype);
+                  const auto map = [&](Conv2dPass to, const Tensor& x, const Tensor& y,
+                                       const Shape& shape) {
+                    return convolve(geometry, to, x, y, shape);
+                  };
+                  constexpr auto kForward = Conv2dPass::kForward, kData = Conv2dPass::kDataGradient,
+                                 kWeight = Conv2dPass::kWeightGradient;
+                  Tensor da, db;
+                  if (g.needs(0)) {
+                    const Tensor b = g.saved(1);
+                    da = pass == kForward ? map(kData, dout, b, of_a)
+                         : pass == kData  ? map(kForward, dout, b, of_a)
+                                          : map(kData, b, dout, of_a);
+                  }
+                  if (g.needs(1)) {
+                    const Tensor a = g.saved(0);
+                    db = pass == kForward ? map(kWeight, a, dout, of_b)
+                         : pass == kData  ? map(kWeight, dout, a, of_b)
+                                          : map(kForward, a, dout, of_b);
+                  }
+                  return {da, db};
+                });
 }
 
 /// How many windows there are along dimension 2 + d of the images.
@@ -166,32 +171,34 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
   forward.y = Tensor::empty(shape, dtype, x.device());
   kernels::conv2d(forward);
   return record("conv2d", {x, weight, bias}, forward.y, {x, w, weight},
-                [=, wide = weight.dtype()](const Backward& b) -> Tensors {
-                  const Tensor x = b.saved(0), w = b.saved(1), dy = cast(b.dy(), x.dtype());
+                [=, wide = weight.dtype(), of_x = x.shape(),
+                 of_weight = weight.shape()](const Backward& b) -> Tensors {
+                  // As linear, it looks at no tensor that it does not need.
+                  const Tensor dy = cast(b.dy(), dtype);
                   Tensor dx, dw, db;
                   if (b.create_graph()) {
-                    const Tensor weight = b.saved(2), narrow = cast(weight, x.dtype());
                     if (b.needs(0)) {
-                      dx = convolve(p, Conv2dPass::kDataGradient, dy, narrow, x.shape());
+                      const Tensor narrow = cast(b.saved(2), dtype);
+                      dx = convolve(p, Conv2dPass::kDataGradient, dy, narrow, of_x);
                     }
                     if (b.needs(1)) {
-                      dw = convolve(p, Conv2dPass::kWeightGradient, x, dy, weight.shape());
+                      dw = convolve(p, Conv2dPass::kWeightGradient, b.saved(0), dy, of_weight);
                     }
                     if (b.needs(2)) db = cast(sum(dy, {0, 2, 3}), wide);
                     return {dx, b.needs(1) ? cast(dw, wide) : dw, db};
                   }
                   if (b.needs(0)) {
                     Conv2dProblem data = p;
-                    data.w = w, data.dy = dy;
-                    data.dx = dx = raw::empty_like(x);
+                    data.w = b.saved(1), data.dy = dy;
+                    data.dx = dx = Tensor::empty(of_x, dtype, dy.device());
                     kernels::conv2d(data);
                   }
                   if (b.needs(1) || b.needs(2)) {
                     Conv2dProblem filter = p;
-                    filter.x = x, filter.dy = dy;
-                    filter.dw = dw = Tensor::empty(w.shape(), wide, x.device());
+                    filter.x = b.saved(0), filter.dy = dy;
+                    filter.dw = dw = Tensor::empty(of_weight, wide, dy.device());
                     if (b.needs(2))
-                      filter.dbias = db = Tensor::empty({w.size(0)}, wide, x.device());
+                      filter.dbias = db = Tensor::empty({of_weight[0]}, wide, dy.device());
                     kernels::conv2d(filter);
                   }
                   return {dx, dw, db};

@@ -98,21 +98,21 @@ Tensor linear_with(std::string_view op, const Tensor& input, const Tensor& weigh
       forward(a.codes, w.codes, bias, dtype, with_gelu, a.inverse_scale * w.inverse_scale);
   const Tensor recorded = record(
       op, {x, weight, bias}, y, {a.codes, w.codes, weight, bias, z},
-      [=, layer = fp8 ? weight : Tensor(), a_scale = a.inverse_scale,
-       w_scale = w.inverse_scale](const Backward& b) -> Tensors {
+      [=, layer = fp8 ? weight : Tensor(), a_scale = a.inverse_scale, w_scale = w.inverse_scale,
+       of_weight = weight.dtype(),
+       of_bias = bias.defined() ? bias.dtype() : dtype](const Backward& b) -> Tensors {
         if (fp8) b.require_no_graph();
-        const Tensor a = b.saved(0), weight = b.saved(2), bias = b.saved(3);
+        // What no gradient is asked of may have been changed in place: it is not looked at.
         Tensor dx, dw, db;
         if (b.create_graph()) {
           Tensor dz = b.dy();
-          const Tensor wide = cast(weight, dtype);
           if (with_gelu) {
-            const Tensor z = composed(a, wide, bias);
+            const Tensor z = composed(b.saved(0), cast(b.saved(2), dtype), b.saved(3));
             dz = composed_gelu_gradient(z, gelu(z), dz);
           }
-          if (b.needs(0)) dx = matmul(dz, wide);
-          if (b.needs(1)) dw = cast(matmul(transpose(dz, 0, 1), a), weight.dtype());
-          if (b.needs(2)) db = cast(sum(dz, {0}), bias.dtype());
+          if (b.needs(0)) dx = matmul(dz, cast(b.saved(2), dtype));
+          if (b.needs(1)) dw = cast(matmul(transpose(dz, 0, 1), b.saved(0)), of_weight);
+          if (b.needs(2)) db = cast(sum(dz, {0}), of_bias);
           return {dx, dw, db};
         }
         Tensor dz = raw::contiguous(b.dy(), dtype);
@@ -125,9 +125,9 @@ Tensor linear_with(std::string_view op, const Tensor& input, const Tensor& weigh
         if (fp8) q = fp8->quantize(layer, Role::kGradient, dz);
         if (b.needs(0)) dx = raw::matmul(q.codes, b.saved(1), dtype, q.inverse_scale * w_scale);
         if (b.needs(1)) {
-          dw = raw::matmul(transposed(q.codes), a, weight.dtype(), q.inverse_scale * a_scale);
+          dw = raw::matmul(transposed(q.codes), b.saved(0), of_weight, q.inverse_scale * a_scale);
         }
-        if (b.needs(2)) db = raw::sum_rows(dz, bias.dtype());
+        if (b.needs(2)) db = raw::sum_rows(dz, of_bias);
         return {dx, dw, db};
       });
   return view(recorded, raw::with_last(input.shape(), weight.size(0)));
@@ -218,38 +218,38 @@ Tensor mlp(const Tensor& input, const Tensor& weight_1, const Tensor& bias_1,
   const auto [h, z] = forward(x, w1, bias_1, dtype, true);
   Tensor y = forward(h, w2, bias_2, dtype, false).y;
   enum { kX, kW1, kW2, kWeight1, kBias1, kWeight2, kBias2, kZ, kH };
-  y = record(
-      "mlp", {x, weight_1, bias_1, weight_2, bias_2}, y,
-      {x, w1, w2, weight_1, bias_1, weight_2, bias_2, z, h}, [](const Backward& b) -> Tensors {
-        const Tensor x = b.saved(kX);
-        const Tensor weight_1 = b.saved(kWeight1), bias_1 = b.saved(kBias1);
-        const Tensor weight_2 = b.saved(kWeight2), bias_2 = b.saved(kBias2);
-        const bool needs_hidden = b.needs(0) || b.needs(1) || b.needs(2);
-        Tensor dx, dw1, db1, dw2, db2;
-        if (b.create_graph()) {
-          const Tensor dy = b.dy();
-          const Tensor wide_1 = cast(weight_1, x.dtype()), wide_2 = cast(weight_2, x.dtype());
-          const Tensor z = composed(x, wide_1, bias_1), h = gelu(z);
-          if (b.needs(3)) dw2 = cast(matmul(transpose(dy, 0, 1), h), weight_2.dtype());
-          if (b.needs(4)) db2 = cast(sum(dy, {0}), bias_2.dtype());
-          if (!needs_hidden) return {dx, dw1, db1, dw2, db2};
-          const Tensor dz = composed_gelu_gradient(z, h, matmul(dy, wide_2));
-          if (b.needs(0)) dx = matmul(dz, wide_1);
-          if (b.needs(1)) dw1 = cast(matmul(transpose(dz, 0, 1), x), weight_1.dtype());
-          if (b.needs(2)) db1 = cast(sum(dz, {0}), bias_1.dtype());
-          return {dx, dw1, db1, dw2, db2};
-        }
-        const Tensor dy = raw::contiguous(b.dy(), x.dtype());
-        if (b.needs(3)) dw2 = raw::matmul(transposed(dy), b.saved(kH), weight_2.dtype());
-        if (b.needs(4)) db2 = raw::sum_rows(dy, bias_2.dtype());
-        if (!needs_hidden) return {dx, dw1, db1, dw2, db2};
-        const auto [dz, db] =
-            hidden_gradient(dy, b.saved(kW2), b.saved(kZ), b.needs(2) ? bias_1 : Tensor());
-        db1 = db;
-        if (b.needs(0)) dx = raw::matmul(dz, b.saved(kW1), x.dtype());
-        if (b.needs(1)) dw1 = raw::matmul(transposed(dz), x, weight_1.dtype());
-        return {dx, dw1, db1, dw2, db2};
-      });
+  y = record("mlp", {x, weight_1, bias_1, weight_2, bias_2}, y,
+             {x, w1, w2, weight_1, bias_1, weight_2, bias_2, z, h},
+             [dtype, of_weights = weight_1.dtype()](const Backward& b) -> Tensors {
+               const bool needs_hidden = b.needs(0) || b.needs(1) || b.needs(2);
+               Tensor dx, dw1, db1, dw2, db2;
+               if (b.create_graph()) {
+                 const Tensor x = b.saved(kX), dy = b.dy();
+                 const Tensor weight_1 = b.saved(kWeight1), bias_1 = b.saved(kBias1);
+                 const Tensor weight_2 = b.saved(kWeight2), bias_2 = b.saved(kBias2);
+                 const Tensor wide_1 = cast(weight_1, x.dtype()),
+                              wide_2 = cast(weight_2, x.dtype());
+                 const Tensor z = composed(x, wide_1, bias_1), h = gelu(z);
+                 if (b.needs(3)) dw2 = cast(matmul(transpose(dy, 0, 1), h), weight_2.dtype());
+                 if (b.needs(4)) db2 = cast(sum(dy, {0}), bias_2.dtype());
+                 if (!needs_hidden) return {dx, dw1, db1, dw2, db2};
+                 const Tensor dz = composed_gelu_gradient(z, h, matmul(dy, wide_2));
+                 if (b.needs(0)) dx = matmul(dz, wide_1);
+                 if (b.needs(1)) dw1 = cast(matmul(transpose(dz, 0, 1), x), weight_1.dtype());
+                 if (b.needs(2)) db1 = cast(sum(dz, {0}), bias_1.dtype());
+                 return {dx, dw1, db1, dw2, db2};
+               }
+               const Tensor dy = raw::contiguous(b.dy(), dtype);
+               if (b.needs(3)) dw2 = raw::matmul(transposed(dy), b.saved(kH), of_weights);
+               if (b.needs(4)) db2 = raw::sum_rows(dy, b.saved(kBias2).dtype());
+               if (!needs_hidden) return {dx, dw1, db1, dw2, db2};
+               const auto [dz, db] = hidden_gradient(dy, b.saved(kW2), b.saved(kZ),
+                                                     b.needs(2) ? b.saved(kBias1) : Tensor());
+               db1 = db;
+               if (b.needs(0)) dx = raw::matmul(dz, b.saved(kW1), dtype);
+               if (b.needs(1)) dw1 = raw::matmul(transposed(dz), b.saved(kX), of_weights);
+               return {dx, dw1, db1, dw2, db2};
+             });
   return view(y, raw::with_last(input.shape(), weight_2.size(0)));
 }
 
