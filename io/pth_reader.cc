@@ -36,6 +36,21 @@ constexpr StorageType kStorageTypes[] = {
     {"torch.ByteStorage", 1, DType::u8},         {"torch.BoolStorage", 1, DType::boolean},
 };
 
+// What tensors of other dtypes are made of; those after _rebuild_tensor_v3 are its last argument.
+constexpr std::string_view kRebuildOther = "torch._utils._rebuild_tensor_v3",
+                           kOtherGlobals[] = {kRebuildOther,
+                                              "torch.storage.UntypedStorage",
+                                              "torch.float8_e4m3fn",
+                                              "torch.float8_e5m2",
+                                              "torch.float8_e4m3fnuz",
+                                              "torch.float8_e5m2fnuz",
+                                              "torch.float8_e8m0fnu",
+                                              "torch.uint16",
+                                              "torch.uint32",
+                                              "torch.uint64",
+                                              "torch.ComplexFloatStorage",
+                                              "torch.ComplexDoubleStorage"};
+
 // PyTorch <= 1.5: a pickle of the number 0x1950a86a20f9469cfc6c, then others. The older ones are
 // tar archives.
 constexpr std::string_view kLegacyMagic =
@@ -170,6 +185,7 @@ PthFile PthReader::read() {
   check_crc(data, file_, crc32_);
   std::vector<std::string_view> globals = {kRebuildTensor, kRebuildParameter};
   for (const StorageType& type : kStorageTypes) globals.push_back(type.global);
+  globals.insert(globals.end(), std::begin(kOtherGlobals), std::end(kOtherGlobals));
   pickle_ = read_pickle(data.data, globals, file_ + ": data.pkl");
 
   PthFile result;
@@ -198,9 +214,15 @@ Tensor PthReader::tensor_of(const PickleNode& value) {
   if (function == kRebuildParameter) {
     // data, requires_grad, backward hooks
     check(arguments.size() == 3 && pickle_[arguments[0]].kind == Kind::kCall &&
-              pickle_[pickle_[arguments[0]].items[0]].text == kRebuildTensor,
+              pickle_[pickle_[arguments[0]].items[0]].text != kRebuildParameter,
           "a Parameter that is not made from a tensor");
     return tensor_of(pickle_[arguments[0]]);
+  }
+  if (function == kRebuildOther) {
+    // storage, offset, size, stride, requires_grad, backward hooks, dtype[, metadata]
+    check(false,
+          "it is of {}, which is not read from a file of torch.save; save it in another dtype",
+          arguments.size() > 6 ? describe(pickle_[arguments[6]]) : "no dtype");
   }
   check(function == kRebuildTensor, "{} is called, which makes no tensor", function);
   return rebuild_tensor(arguments);
@@ -284,7 +306,9 @@ const PthReader::LoadedStorage& PthReader::storage_of(const PickleNode& id) {
         "its storage is not named as torch.save does");
   const std::string &global = pickle_[tuple.items[1]].text, &key = pickle_[tuple.items[2]].text;
   const auto type = std::ranges::find(kStorageTypes, global, &StorageType::global);
-  check(type != std::end(kStorageTypes), "{} is no storage", global);
+  const bool is_other = std::ranges::count(kOtherGlobals, global) > 0;
+  check(type != std::end(kStorageTypes), "{} is {}", global,
+        is_other ? "a storage of a dtype that is not read; save it in another one" : "no storage");
   const int64_t numel = integer(tuple.items[4], "number of elements");
   auto found = storages_.find(key);
   if (found == storages_.end()) {
