@@ -172,10 +172,12 @@ void apply_hugging_face_files(Pretrained& p, const io::Path& directory) {
   const json images = read_json(place);
   get(images, place, "image_mean", p.preprocess.normalization.mean);
   get(images, place, "image_std", p.preprocess.normalization.std);
-  constexpr int kPilsBicubic = 3;
-  int filter = 0;
+  constexpr int kPilsBilinear = 2, kPilsBicubic = 3;
+  int filter = p.preprocess.filter == data::Filter::kBicubic ? kPilsBicubic : kPilsBilinear;
   get(images, place, "resample", filter);
-  if (filter == kPilsBicubic) p.preprocess.filter = data::Filter::kBicubic;
+  WEFT_CHECK(filter == kPilsBilinear || filter == kPilsBicubic,
+             "{}: resample {}, Weft has 2, bilinear, and 3, bicubic", place, filter);
+  p.preprocess.filter = filter == kPilsBicubic ? data::Filter::kBicubic : data::Filter::kBilinear;
   apply_centre_crop(p, images, place);
   check_source(p, place);
 }
@@ -194,7 +196,8 @@ void apply_timm_files(Pretrained& p, const io::Path& directory) {
   // timm's older files have no object of their own for it.
   const json nested = config.value("pretrained_cfg", config);
   if (!nested.is_object()) return;
-  std::string filter = "bicubic";
+  std::string filter = p.preprocess.filter == data::Filter::kBicubic ? "bicubic" : "bilinear";
+  std::string crop_mode = "center";
   get(nested, place, "mean", p.preprocess.normalization.mean);
   get(nested, place, "std", p.preprocess.normalization.std);
   if (nested.contains("mean")) p.guess.clear();
@@ -205,7 +208,14 @@ void apply_timm_files(Pretrained& p, const io::Path& directory) {
     WEFT_CHECK(crop > 0.1 && crop <= 1, "{}: crop_pct {}", place, crop);
     p.preprocess.resize = static_cast<int>(p.preprocess.size / crop);
   }
-  if (filter == "bilinear") p.preprocess.filter = data::Filter::kBilinear;
+  WEFT_CHECK(filter == "bilinear" || filter == "bicubic",
+             "{}: interpolation {}, Weft has \"bilinear\" and \"bicubic\"", place,
+             io::quote(filter));
+  p.preprocess.filter = filter == "bicubic" ? data::Filter::kBicubic : data::Filter::kBilinear;
+  get(nested, place, "crop_mode", crop_mode);
+  WEFT_CHECK(crop_mode == "center" || crop_mode == "squash",
+             "{}: crop_mode {}, Weft has \"center\" and \"squash\"", place, io::quote(crop_mode));
+  if (crop_mode == "squash") p.preprocess.fit = data::Fit::kStretch;
   get(config, place, "labels", p.classes);
   get(config, place, "label_names", p.classes);
   check_source(p, place);

@@ -315,6 +315,9 @@ TEST_CASE("files beside the weights are read, and bad ones refused") {
   CHECK(read_pretrained(folder).preprocess.fit == data::Fit::kShorterSide);
   write("preprocessor_config.json", R"({"do_center_crop": false, "size": 16, "crop_size": 12})");
   CHECK(read_pretrained(folder).preprocess.resize == 12);
+  write("preprocessor_config.json", R"({"resample": 1})");
+  CHECK_THROWS_WITH(read_pretrained(folder),
+                    Contains("preprocessor_config.json: resample 1, Weft has 2, bilinear, and 3"));
   write("preprocessor_config.json", R"({"image_std": [1, 0, 3]})");
   CHECK_THROWS_WITH(read_pretrained(folder), Contains("standard deviation 0"));
   std::filesystem::remove_all(folder);
@@ -342,6 +345,13 @@ TEST_CASE("timm's weights are read where the class token is what they classify b
   CHECK(older.preprocess.normalization.mean == std::array<float, 3>{0.1f, 0.2f, 0.3f});
   CHECK(older.classes == std::vector<std::string>{"a", "b", "c", "d", "e"});
   CHECK(older.heads == 4);
+  const Pretrained squashed = read_with(R"({"crop_pct": 0.8, "crop_mode": "squash"})");
+  CHECK(squashed.preprocess.fit == data::Fit::kStretch);
+  CHECK(squashed.preprocess.resize == 15);
+  CHECK_THROWS_WITH(read_with(R"({"crop_mode": "border"})"),
+                    Contains(R"(config.json: crop_mode "border", Weft has "center" and "squash")"));
+  CHECK_THROWS_WITH(read_with(R"({"interpolation": "nearest"})"),
+                    Contains(R"(config.json: interpolation "nearest", Weft has "bilinear" and)"));
   CHECK_THROWS_WITH(read_with(R"({"global_pool": "avg"})"),
                     Contains(R"(config.json: global_pool "avg", Weft has "token")"));
   std::filesystem::remove_all(folder);
