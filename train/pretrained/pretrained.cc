@@ -93,12 +93,19 @@ void apply_defaults(Pretrained& p, VitNames names) {
   if (names == VitNames::kTorchvision) {
     pre.normalization = data::kImageNetNormalization;
     // Of vit_l_16 it is 242. Its files of larger sizes, and all of vit_h_14, are SWAG's, which use
-    // the whole shorter side.
+    // the whole shorter side; of others only the name tells, as of vit_b_16_lc_swag-4e70ced5.pth.
+    const bool is_named_swag = p.file.path.filename().string().find("_swag") != std::string::npos;
     const Shape projection = shape_of(p, "conv_proj.weight", 4);
     const bool is_l_16 = projection[0] == 1024 && projection[3] == 16;
-    const bool is_swag = pre.size > 224 || (projection[0] == 1280 && projection[3] == 14);
+    const bool is_swag =
+        pre.size > 224 || (projection[0] == 1280 && projection[3] == 14) || is_named_swag;
     pre.resize = is_swag || pre.size != 224 ? pre.size : is_l_16 ? 242 : 256;
     if (is_swag) pre.filter = data::Filter::kBicubic;
+    if (is_named_swag) {
+      p.guess =
+          "by the file's name the images are SWAG's: bicubic, of whose shorter side nothing is "
+          "cropped";
+    }
   } else {
     pre.normalization = {{0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}};
     pre.resize = names == VitNames::kTimm ? static_cast<int>(pre.size / timm_crop(p)) : pre.size;

@@ -212,7 +212,7 @@ TEST_CASE("input normalisation and resizing follow the source") {
 }
 
 TEST_CASE("torchvision's and timm's files of other sizes are read at their own resizing") {
-  const io::Path path = scratch("sizes.safetensors");
+  io::Path path = scratch("sizes.safetensors");
   const auto preprocess = [&](int64_t width, int64_t patch, int64_t side) {
     io::write_safetensors(path,
                           {{"class_token", Tensor::zeros({1, 1, width})},
@@ -238,6 +238,11 @@ TEST_CASE("torchvision's and timm's files of other sizes are read at their own r
                                  {"pos_embed", Tensor::zeros({1, 1 + side * side, 768})}});
     return read_pretrained(path).preprocess.resize;
   };
+  path = scratch("vit_b_16_lc_swag-4e70ced5.safetensors");
+  const data::Preprocess named = preprocess(768, 16, 14);
+  CHECK(named.resize == 224);
+  CHECK(named.filter == data::Filter::kBicubic);
+  CHECK_THAT(read_pretrained(path).guess, Contains("SWAG"));
   CHECK(of_timm(14) == 248);
   CHECK(of_timm(24) == 384);
 }
