@@ -122,6 +122,14 @@ void apply_gpt2_files(Pretrained& p, const io::Path& directory) {
     get(config, place, key, value);
     WEFT_CHECK(value == expected, "{}: {} is {}, which Weft does not have", place, key, value);
   }
+  // transformers puts the embedding in the place of another head, or keeps it, as its version has
+  // it.
+  bool is_tied = !config.empty();
+  get(config, place, "tie_word_embeddings", is_tied);
+  WEFT_CHECK(!is_tied || !find(p.state, kHead),
+             "{}: {} differs from wte.weight in {}, where tie_word_embeddings, true unless it is "
+             "given, has one be the other; with \"tie_word_embeddings\": false the file's is taken",
+             place, kHead, p.file.path.string());
   std::array<double, 3> dropouts;
   dropouts.fill(models::GptConfig::gpt2().dropout);
   constexpr const char* kDropouts[] = {"embd_pdrop", "attn_pdrop", "resid_pdrop"};

@@ -273,6 +273,20 @@ TEST_CASE("a GPT-2 that does not fit is named") {
                               [&, &t = text](io::FileWriter& writer) { writer.write(t); });
     CHECK_THROWS_WITH(read_pretrained(folder), Contains(message));
   }
+  // A head that is not the embedding, which config.json says it is unless it says otherwise.
+  NamedTensors untied = state;
+  std::erase_if(untied, [](const auto& named) { return named.first == "lm_head.weight"; });
+  untied.emplace_back("lm_head.weight", Tensor::zeros({24, 8}));
+  io::write_safetensors(folder / "model.safetensors", untied);
+  const auto read_with = [&](const std::string& config) {
+    io::write_file_atomically(folder / "config.json",
+                              [&](io::FileWriter& writer) { writer.write(config); });
+    return read_pretrained(folder);
+  };
+  CHECK_THROWS_WITH(read_with(R"({"n_head": 2})"),
+                    Contains("config.json: lm_head.weight differs from wte.weight in "));
+  const std::string says_so = R"({"n_head": 2, "tie_word_embeddings": false})";
+  CHECK_FALSE(gpt2_config_of(read_with(says_so)).tied_head);
   std::filesystem::remove_all(folder);
 }
 
