@@ -152,8 +152,7 @@ void bind_dispatch(nb::module_ m) {
       "offload_folder"_a = nb::none(),
       "dispatch_model of a model that was made under init_empty_weights(), with the weights of a "
       "file or folder of any kind that weft reads. Those on \"disk\" stay in that file where it "
-      "has "
-      "them in the model's form; offload_folder takes the others.");
+      "has them in the model's form; offload_folder takes the others.");
 }
 
 }  // namespace weft::python

@@ -118,9 +118,8 @@ nb::object call_set_up(nb::handle model, const nb::args& arguments, const nb::kw
   }
   const std::string why =
       fabric ? fmt::format(
-                   "expected one tensor: strategy {} calls a model as model(x), and hands "
-                   "one on; put all into it, or train with ddp, fsdp or tp, which take any "
-                   "arguments",
+                   "expected one tensor: strategy {} calls a model as model(x), and hands one on; "
+                   "put all into it, or train with ddp, fsdp or tp, which take any arguments",
                    fabric->options().strategy.name)
              : "expected one tensor: a model that was dispatched, or whose Fabric is gone, is "
                "called as model(x)";

@@ -133,8 +133,7 @@ void bind_gpt(nb::module_& m) {
   nb::class_<Gpt, nn::Module> gpt(
       m, "Gpt",
       "A decoder-only transformer: GPT-2, and what became of it in Llama. Logits [B, T, "
-      "vocabulary] "
-      "of what follows each of the tokens int64 [B, T].\n\n"
+      "vocabulary] of what follows each of the tokens int64 [B, T].\n\n"
       "context: tokens that it sees at most. kv_heads: heads of keys and values, a divisor of "
       "heads. hidden: width of the MLPs.\n"
       "norm: \"rms\" or \"layer\". positions: \"rotary\" or \"learned\". activation: \"swiglu\", "
@@ -221,11 +220,9 @@ void bind_gpt(nb::module_& m) {
       "name"_a = "gpt", "options"_a, nb::sig("def gpt(name: str = 'gpt', **options) -> Gpt"),
       "A Gpt by its name, with fresh parameters and other options than its own: gpt(\"gpt2\", "
       "dropout=0.0). \"gpt\": 4 layers of width 128 that see 256 bytes; \"gpt_mini\": 2 of width "
-      "64 "
-      "that see 64; both are built like Llama, with a head of their own, so that a pipeline can "
-      "cut "
-      "them. \"gpt2\": the smallest of the published ones, of 124 million parameters. Throws Error "
-      "listing the names for another one.");
+      "64 that see 64; both are built like Llama, with a head of their own, so that a pipeline can "
+      "cut them. \"gpt2\": the smallest of the published ones, of 124 million parameters. Throws "
+      "Error listing the names for another one.");
   m.def(
       "token_probabilities",
       [](const std::vector<double>& logits, double temperature, int64_t top_k, double top_p) {

@@ -135,11 +135,10 @@ void bind_structure(nb::module_& m) {
   nb::class_<Segment>(
       m, "Segment",
       "A part of a model that hands one tensor to the next. The model is the chain of its "
-      "segments: "
-      "`for segment in segments: x = segment.forward(x)`.\n\nforward is a module or a function of "
-      "one tensor. owns names the parameters, buffers and modules that are the segment's own; by "
-      "default that of its name. reads names tensors of other segments that it needs, too, as a "
-      "head does that is tied to an embedding.")
+      "segments: `for segment in segments: x = segment.forward(x)`.\n\nforward is a module or a "
+      "function of one tensor. owns names the parameters, buffers and modules that are the "
+      "segment's own; by default that of its name. reads names tensors of other segments that it "
+      "needs, too, as a head does that is tied to an embedding.")
       .def(
           "__init__",
           [](Segment* self, const std::string& name, nb::handle forward,

@@ -442,8 +442,7 @@ void bind_rotary(nb::module_& m) {
       "y[t, i] = x[t, i] cos(t w_i) - x[t, i + D/2] sin(t w_i)\n"
       "y[t, i + D/2] = x[t, i + D/2] cos(t w_i) + x[t, i] sin(t w_i)\n\n"
       "The pairs are made of the two halves, as in GPT-NeoX and Llama. It has no parameters, and "
-      "is "
-      "no module. Throws Error unless the width is even and all three are positive.\n\n"
+      "is no module. Throws Error unless the width is even and all three are positive.\n\n"
       "Su et al., \"RoFormer\", arXiv:2104.09864, section 3.4.2.")
       .def(nb::init<int64_t, int64_t, double>(), "positions"_a, "width"_a, "base"_a = 10000.0)
       .def("rotate", &RotaryPositions::rotate, "x"_a, "first"_a = 0, Unlocked(),

@@ -81,8 +81,7 @@ class DpKind : public WholeCopy {
   }
   std::string state_formula() const override {
     return "4 P parameters + 4 P gradients + 8 P optimizer = 16 P on the first device; 4 P "
-           "gradients on "
-           "each other, and on a GPU 4 P parameters";
+           "gradients on each other, and on a GPU 4 P parameters";
   }
   std::string sent_formula() const override { return "0"; }
 };

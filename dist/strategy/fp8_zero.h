@@ -7,12 +7,10 @@
 //
 //   every rank   the weight that products read, e4m3
 //   its owner    the gradient's sum over the ranks, e4m3; the master weight, f16; what the
-//   optimizer
-//                keeps
+//                optimizer keeps
 //
 //   1. When backward is over, codes of gradients go to the owner, which adds them as
-//   fp8_gradients.h
-//      says (all_to_all).
+//      fp8_gradients.h says (all_to_all).
 //   2. The optimizer of a rank updates the masters that the rank owns.
 //   3. Their codes of e4m3 go to all (all_gather), with an exponent each.
 //
