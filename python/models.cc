@@ -24,9 +24,6 @@ using models::GptActivation;
 using models::GptNorm;
 using models::GptPositions;
 
-template <class E>
-using NameList = std::initializer_list<std::pair<const char*, E>>;
-
 template <>
 struct Names<GptNorm> {
   static constexpr const char* kOption = "norm";

@@ -24,6 +24,9 @@ struct Field {
 };
 template <class Access>
 Field(const char*, Access) -> Field<Access>;
+/// One that has the member's own name.
+#define WEFT_FIELD(Options, member) \
+  Field { #member, &Options::member }
 
 /// The fields of a struct that is a member of another, as fields of that one.
 template <class Part, class... Access>
@@ -48,9 +51,12 @@ struct Conversion {
   static T from_python(T argument) { return argument; }
 };
 
-/// The names of an enumeration's values.
+/// The names of an enumeration's values: kAll, a NameList, and kOption, the option that they are
+/// of.
 template <class E>
 struct Names;
+template <class E>
+using NameList = std::initializer_list<std::pair<const char*, E>>;
 
 /// An enumeration crosses by name. Throws Error naming a name that there is not.
 template <class E>

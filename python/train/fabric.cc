@@ -584,11 +584,10 @@ void bind_fabric(nb::module_ m) {
       "not of each. state_dict_type: of save(), \"full\" or \"sharded\". loggers, callbacks: one "
       "or several, of log() and call().");
   using O = train::FabricOptions;
-  define_init<O>(
-      fabric,
-      std::tuple_cat(shared_fields(),
-                     std::tuple(Field{"gradient_accumulation_steps", &O::accumulate},
-                                Field{"loggers", &O::loggers}, Field{"callbacks", &O::callbacks})));
+  define_init<O>(fabric,
+                 std::tuple_cat(shared_fields(),
+                                std::tuple(Field{"gradient_accumulation_steps", &O::accumulate},
+                                           WEFT_FIELD(O, loggers), WEFT_FIELD(O, callbacks))));
   bind_collectives(m, fabric);
   bind_steps(m, fabric);
   bind_logging(fabric);

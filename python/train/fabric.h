@@ -85,14 +85,14 @@ struct Conversion<LossScale> {
 template <>
 struct Names<Fp8Options::Scaling> {
   static constexpr const char* kOption = "fp8_scaling";
-  static constexpr std::initializer_list<std::pair<const char*, Fp8Options::Scaling>> kAll = {
+  static constexpr NameList<Fp8Options::Scaling> kAll = {
       {"current", Fp8Options::Scaling::kCurrent}, {"delayed", Fp8Options::Scaling::kDelayed}};
 };
 template <>
 struct Names<kernels::Tf32> {
   static constexpr const char* kOption = "tf32_rounding";
-  static constexpr std::initializer_list<std::pair<const char*, kernels::Tf32>> kAll = {
-      {"truncate", kernels::Tf32::kTruncate}, {"nearest", kernels::Tf32::kNearest}};
+  static constexpr NameList<kernels::Tf32> kAll = {{"truncate", kernels::Tf32::kTruncate},
+                                                   {"nearest", kernels::Tf32::kNearest}};
 };
 
 /// Several objects, one without a list, or None.
@@ -146,11 +146,11 @@ inline auto shared_fields() {
   using N = decltype(O::numerics);
   using S = optim::GradScalerOptions;
   return std::tuple_cat(
-      std::tuple(Field{"device", &O::device},
+      std::tuple(WEFT_FIELD(O, device),
                  Field{"accelerator", [](O& o) { return Accelerator{&o.device}; }},
-                 Field{"devices", &O::devices}, Field{"num_nodes", &O::num_nodes},
+                 WEFT_FIELD(O, devices), WEFT_FIELD(O, num_nodes),
                  Field{"precision", [](O& o) { return PrecisionName{&o.precision}; }},
-                 Field{"strategy", &O::strategy}, Field{"collectives", &O::collectives}),
+                 WEFT_FIELD(O, strategy), WEFT_FIELD(O, collectives)),
       fields_of(
           &O::numerics,
           std::tuple_cat(
@@ -164,10 +164,9 @@ inline auto shared_fields() {
               fields_of(&N::fp8, std::tuple(Field{"fp8_scaling", &Fp8Options::scaling},
                                             Field{"fp8_history", &Fp8Options::history},
                                             Field{"fp8_margin", &Fp8Options::margin})),
-              std::tuple(Field{"fp8_level", &N::fp8_level}, Field{"accumulation", &N::accumulation},
-                         Field{"tf32_rounding", &N::tf32_rounding}))),
-      std::tuple(Field{"split_batches", &O::split_batches},
-                 Field{"state_dict_type", &O::state_dict_type}));
+              std::tuple(WEFT_FIELD(N, fp8_level), WEFT_FIELD(N, accumulation),
+                         WEFT_FIELD(N, tf32_rounding)))),
+      std::tuple(WEFT_FIELD(O, split_batches), WEFT_FIELD(O, state_dict_type)));
 }
 
 /// What launch() of both does: a program that was started again as so many ranks ends there.

@@ -61,9 +61,6 @@ struct Conversion<std::optional<std::chrono::duration<double>>> {
   }
 };
 
-template <class E>
-using NameList = std::initializer_list<std::pair<const char*, E>>;
-
 template <>
 struct Names<train::GradientClip> {
   static constexpr const char* kOption = "gradient_clip_algorithm";
@@ -568,11 +565,9 @@ void bind_own_callbacks(nb::module_& m) {
         m, "ModelCheckpoint",
         "Keeps the best states of a fit, the latest one, or one every so often.");
     define_init<O>(
-        bound, std::tuple(Field{"dirpath", &O::dirpath}, Field{"filename", &O::filename},
-                          Field{"monitor", &O::monitor}, Field{"mode", &O::mode},
-                          Field{"save_top_k", &O::save_top_k}, Field{"save_last", &O::save_last},
-                          Field{"every_n_train_steps", &O::every_n_train_steps},
-                          Field{"train_time_interval", &O::train_time_interval}));
+        bound, std::tuple(WEFT_FIELD(O, dirpath), WEFT_FIELD(O, filename), WEFT_FIELD(O, monitor),
+                          WEFT_FIELD(O, mode), WEFT_FIELD(O, save_top_k), WEFT_FIELD(O, save_last),
+                          WEFT_FIELD(O, every_n_train_steps), WEFT_FIELD(O, train_time_interval)));
     bound.def_prop_ro("best_model_path", &train::ModelCheckpoint::best_model_path)
         .def_prop_ro("best_model_score", &train::ModelCheckpoint::best_model_score)
         .def_prop_ro("last_model_path", &train::ModelCheckpoint::last_model_path)
@@ -583,10 +578,9 @@ void bind_own_callbacks(nb::module_& m) {
     CallbackClass<train::EarlyStopping> bound(
         m, "EarlyStopping", "Ends a fit when a metric has stopped getting better.");
     define_init<O>(bound,
-                   std::tuple(Field{"monitor", &O::monitor}, Field{"mode", &O::mode},
-                              Field{"patience", &O::patience}, Field{"min_delta", &O::min_delta},
-                              Field{"check_finite", &O::check_finite},
-                              Field{"stopping_threshold", &O::stopping_threshold}));
+                   std::tuple(WEFT_FIELD(O, monitor), WEFT_FIELD(O, mode), WEFT_FIELD(O, patience),
+                              WEFT_FIELD(O, min_delta), WEFT_FIELD(O, check_finite),
+                              WEFT_FIELD(O, stopping_threshold)));
     bound.def_prop_ro("best_score", &train::EarlyStopping::best_score)
         .def_prop_ro("wait_count", &train::EarlyStopping::wait_count)
         .def_prop_ro("stopped_epoch", &train::EarlyStopping::stopped_epoch);
@@ -596,10 +590,8 @@ void bind_own_callbacks(nb::module_& m) {
     CallbackClass<train::EmaWeightAveraging> bound(
         m, "EmaWeightAveraging",
         "Validates, and ends with, an exponential moving average of the weights.");
-    define_init<O>(bound,
-                   std::tuple(Field{"decay", &O::decay},
-                              Field{"update_every_n_steps", &O::update_every_n_steps},
-                              Field{"update_starting_at_step", &O::update_starting_at_step}));
+    define_init<O>(bound, std::tuple(WEFT_FIELD(O, decay), WEFT_FIELD(O, update_every_n_steps),
+                                     WEFT_FIELD(O, update_starting_at_step)));
     bound.def_prop_ro("averages", &train::EmaWeightAveraging::averages);
   }
   CallbackClass<train::WatchLayers>(m, "WatchLayers",
@@ -612,27 +604,18 @@ auto trainer_fields() {
   using O = train::TrainerOptions;
   return std::tuple_cat(
       fields_of(&O::fabric, shared_fields()),
-      std::tuple(Field{"max_epochs", &O::max_epochs}, Field{"max_steps", &O::max_steps},
-                 Field{"max_time", &O::max_time},
-                 Field{"limit_train_batches", &O::limit_train_batches},
-                 Field{"limit_val_batches", &O::limit_val_batches},
-                 Field{"limit_test_batches", &O::limit_test_batches},
-                 Field{"limit_predict_batches", &O::limit_predict_batches},
-                 Field{"val_check_interval", &O::val_check_interval},
-                 Field{"check_val_every_n_epoch", &O::check_val_every_n_epoch},
-                 Field{"num_sanity_val_steps", &O::num_sanity_val_steps},
-                 Field{"accumulate_grad_batches", &O::accumulate_grad_batches},
-                 Field{"micro_batches", &O::micro_batches},
-                 Field{"deterministic_reduce", &O::deterministic_reduce},
-                 Field{"gradient_clip_val", &O::gradient_clip_val},
-                 Field{"gradient_clip_algorithm", &O::gradient_clip_algorithm},
-                 Field{"track_grad_norm", &O::track_grad_norm}, Field{"nonfinite", &O::nonfinite},
-                 Field{"log_every_n_steps", &O::log_every_n_steps},
-                 Field{"enable_progress_bar", &O::enable_progress_bar},
-                 Field{"enable_table", &O::enable_table},
-                 Field{"detect_anomaly", &O::detect_anomaly}, Field{"capture", &O::capture},
-                 Field{"handle_signals", &O::handle_signals}, Field{"directory", &O::directory},
-                 Field{"loggers", &O::loggers}, Field{"callbacks", &O::callbacks}));
+      std::tuple(WEFT_FIELD(O, max_epochs), WEFT_FIELD(O, max_steps), WEFT_FIELD(O, max_time),
+                 WEFT_FIELD(O, limit_train_batches), WEFT_FIELD(O, limit_val_batches),
+                 WEFT_FIELD(O, limit_test_batches), WEFT_FIELD(O, limit_predict_batches),
+                 WEFT_FIELD(O, val_check_interval), WEFT_FIELD(O, check_val_every_n_epoch),
+                 WEFT_FIELD(O, num_sanity_val_steps), WEFT_FIELD(O, accumulate_grad_batches),
+                 WEFT_FIELD(O, micro_batches), WEFT_FIELD(O, deterministic_reduce),
+                 WEFT_FIELD(O, gradient_clip_val), WEFT_FIELD(O, gradient_clip_algorithm),
+                 WEFT_FIELD(O, track_grad_norm), WEFT_FIELD(O, nonfinite),
+                 WEFT_FIELD(O, log_every_n_steps), WEFT_FIELD(O, enable_progress_bar),
+                 WEFT_FIELD(O, enable_table), WEFT_FIELD(O, detect_anomaly), WEFT_FIELD(O, capture),
+                 WEFT_FIELD(O, handle_signals), WEFT_FIELD(O, directory), WEFT_FIELD(O, loggers),
+                 WEFT_FIELD(O, callbacks)));
 }
 
 /// What a Trainer's loader is to C++: one of ours, or any iterable with a length, which `own` then
