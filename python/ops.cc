@@ -88,7 +88,6 @@ struct Table {
       in_place(std::string(name) + "_", [f](Tensor& x) { copy_over(x, f(as_it_was(x, {x}))); });
     }
   }
-  void unary(const char* name, Unary f) { unary({name}, f); }
 
   /// f(x, y) with a tensor or a number for y.
   static auto beside(Binary f) {
@@ -233,38 +232,19 @@ void bind_elementwise(Table& table) {
     return ops::neg(x);
   });
   table.unary({"abs", "absolute", "__abs__"}, ops::abs);
-  table.unary("exp", ops::exp);
-  table.unary("log", ops::log);
-  table.unary("sqrt", ops::sqrt);
-  table.unary("rsqrt", ops::rsqrt);
-  table.unary("reciprocal", ops::reciprocal);
-  table.unary("square", ops::square);
-  table.unary("exp2", ops::exp2);
-  table.unary("expm1", ops::expm1);
-  table.unary("log2", ops::log2);
-  table.unary("log10", ops::log10);
-  table.unary("log1p", ops::log1p);
-  table.unary("tan", ops::tan);
-  table.unary("asin", ops::asin);
-  table.unary("acos", ops::acos);
-  table.unary("atan", ops::atan);
-  table.unary("sinh", ops::sinh);
-  table.unary("cosh", ops::cosh);
-  table.unary("asinh", ops::asinh);
-  table.unary("acosh", ops::acosh);
-  table.unary("atanh", ops::atanh);
-  table.unary("trunc", ops::trunc);
-  table.unary("sin", ops::sin);
-  table.unary("cos", ops::cos);
-  table.unary("tanh", ops::tanh);
-  table.unary("sigmoid", ops::sigmoid);
-  table.unary("erf", ops::erf);
-  table.unary("relu", ops::relu);
-  table.unary("silu", ops::silu);
-  table.unary("sign", ops::sign);
-  table.unary("floor", ops::floor);
-  table.unary("ceil", ops::ceil);
-  table.unary("round", ops::round);
+#define WEFT_PLAIN(name) std::pair<const char*, Unary>(#name, ops::name)
+  for (const auto& [name, f] :
+       {WEFT_PLAIN(exp),        WEFT_PLAIN(log),    WEFT_PLAIN(sqrt),  WEFT_PLAIN(rsqrt),
+        WEFT_PLAIN(reciprocal), WEFT_PLAIN(square), WEFT_PLAIN(exp2),  WEFT_PLAIN(expm1),
+        WEFT_PLAIN(log2),       WEFT_PLAIN(log10),  WEFT_PLAIN(log1p), WEFT_PLAIN(tan),
+        WEFT_PLAIN(asin),       WEFT_PLAIN(acos),   WEFT_PLAIN(atan),  WEFT_PLAIN(sinh),
+        WEFT_PLAIN(cosh),       WEFT_PLAIN(asinh),  WEFT_PLAIN(acosh), WEFT_PLAIN(atanh),
+        WEFT_PLAIN(trunc),      WEFT_PLAIN(sin),    WEFT_PLAIN(cos),   WEFT_PLAIN(tanh),
+        WEFT_PLAIN(sigmoid),    WEFT_PLAIN(erf),    WEFT_PLAIN(relu),  WEFT_PLAIN(silu),
+        WEFT_PLAIN(sign),       WEFT_PLAIN(floor),  WEFT_PLAIN(ceil),  WEFT_PLAIN(round)}) {
+    table.unary({name}, f);
+  }
+#undef WEFT_PLAIN
   table.op("isnan", ops::is_nan, docs("ops::is_nan"));
   table.op("isinf", ops::isinf);
   table.op("isfinite", ops::isfinite);
@@ -658,18 +638,18 @@ void bind_creation(Table& table) {
   sized(
       "zeros", [](const Shape& s, DType t, Device d) { return ops::full(s, 0, t, d); },
       "All elements are 0.");
-  sized(
-      "ones", [](const Shape& s, DType t, Device d) { return ops::ones(s, t, d); },
-      docs("ops::ones"));
-  sized(
-      "empty", [](const Shape& s, DType t, Device d) { return Tensor::empty(s, t, d); },
-      docs("weft::Tensor::empty"));
-  sized(
-      "rand", [](const Shape& s, DType t, Device d) { return ops::to(ops::rand(s, t), d); },
-      docs("ops::rand"));
-  sized(
-      "randn", [](const Shape& s, DType t, Device d) { return ops::to(ops::randn(s, t), d); },
-      docs("ops::randn"));
+  sized("ones", ops::ones, docs("ops::ones"));
+  sized("empty", Tensor::empty, docs("weft::Tensor::empty"));
+  for (const auto& [name, draw] : {std::pair("rand", &ops::rand), {"randn", &ops::randn}}) {
+    const char* const text = docs(std::string("ops::") + name);
+    sized(
+        name, [draw = draw](const Shape& s, DType t, Device d) { return ops::to(draw(s, t), d); },
+        text);
+    m.def(
+        (std::string(name) + "_like").c_str(),
+        [draw = draw](const Tensor& x) { return ops::to(draw(x.shape(), x.dtype()), x.device()); },
+        "input"_a, text);
+  }
   define_op(
       m, "full",
       [](const Shape& size, const Operand& value, const MaybeDType& dtype,
@@ -705,14 +685,6 @@ void bind_creation(Table& table) {
   m.def(
       "empty_like", [](const Tensor& x) { return Tensor::empty(x.shape(), x.dtype(), x.device()); },
       "input"_a, "Uninitialised, of the input's shape, dtype and device.");
-  m.def(
-      "randn_like",
-      [](const Tensor& x) { return ops::to(ops::randn(x.shape(), x.dtype()), x.device()); },
-      "input"_a, docs("ops::randn"));
-  m.def(
-      "rand_like",
-      [](const Tensor& x) { return ops::to(ops::rand(x.shape(), x.dtype()), x.device()); },
-      "input"_a, docs("ops::rand"));
   define_op(
       m, "arange",
       [](const Operand& start, const std::optional<Operand>& stop, const Operand& given,
