@@ -35,31 +35,14 @@ struct Nccl {
 
   Nccl() {
     if (!library.is_open()) return;
-    load(api.get_unique_id, "ncclGetUniqueId");
-    load(api.comm_init_rank_config, "ncclCommInitRankConfig");
-    load(api.comm_get_async_error, "ncclCommGetAsyncError");
-    load(api.comm_finalize, "ncclCommFinalize");
-    load(api.comm_destroy, "ncclCommDestroy");
-    load(api.comm_abort, "ncclCommAbort");
-    load(api.group_start, "ncclGroupStart");
-    load(api.group_end, "ncclGroupEnd");
-    load(api.send, "ncclSend");
-    load(api.recv, "ncclRecv");
-    load(api.broadcast, "ncclBroadcast");
-    load(api.reduce, "ncclReduce");
-    load(api.all_reduce, "ncclAllReduce");
-    load(api.reduce_scatter, "ncclReduceScatter");
-    load(api.all_gather, "ncclAllGather");
-    load(api.get_error_string, "ncclGetErrorString");
-    load(api.get_last_error, "ncclGetLastError");
+#define WEFT_LOAD(ours, theirs) load(api.ours, #theirs);
+    WEFT_NCCL_FUNCTIONS(WEFT_LOAD)
     try {
-      load(api.mem_alloc, "ncclMemAlloc");
-      load(api.mem_free, "ncclMemFree");
-      load(api.comm_register, "ncclCommRegister");
-      load(api.comm_deregister, "ncclCommDeregister");
+      WEFT_NCCL_MEMORY_FUNCTIONS(WEFT_LOAD)
     } catch (const Error&) {
       api.mem_alloc = nullptr;  // a library older than these
     }
+#undef WEFT_LOAD
   }
 
   template <class Function>
@@ -74,22 +57,14 @@ Nccl& the_library() {
 }
 
 nccl::Type type_of(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-      return nccl::Type::kFloat64;
-    case DType::f32:
-      return nccl::Type::kFloat32;
-    case DType::f16:
-      return nccl::Type::kFloat16;
-    case DType::bf16:
-      return nccl::Type::kBfloat16;
-    case DType::i64:
-      return nccl::Type::kInt64;
-    case DType::i32:
-      return nccl::Type::kInt32;
-    default:
-      WEFT_FAIL("NCCL adds no {}", dtype);
+  using nccl::Type;
+  constexpr std::pair<DType, Type> kTypes[] = {
+      {DType::f64, Type::kFloat64},   {DType::f32, Type::kFloat32}, {DType::f16, Type::kFloat16},
+      {DType::bf16, Type::kBfloat16}, {DType::i64, Type::kInt64},   {DType::i32, Type::kInt32}};
+  for (const auto& [ours, theirs] : kTypes) {
+    if (ours == dtype) return theirs;
   }
+  WEFT_FAIL("NCCL adds no {}", dtype);
 }
 
 /// Memory from NCCL that is registered with a communicator as long as that lives; either may

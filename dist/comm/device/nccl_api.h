@@ -76,4 +76,30 @@ struct Api {
   Result (*comm_deregister)(Comm comm, void* handle);
 };
 
+/// FUNCTION(its name above, NCCL's) for each of them.
+#define WEFT_NCCL_FUNCTIONS(FUNCTION)                     \
+  FUNCTION(get_unique_id, ncclGetUniqueId)                \
+  FUNCTION(comm_init_rank_config, ncclCommInitRankConfig) \
+  FUNCTION(comm_get_async_error, ncclCommGetAsyncError)   \
+  FUNCTION(comm_finalize, ncclCommFinalize)               \
+  FUNCTION(comm_destroy, ncclCommDestroy)                 \
+  FUNCTION(comm_abort, ncclCommAbort)                     \
+  FUNCTION(group_start, ncclGroupStart)                   \
+  FUNCTION(group_end, ncclGroupEnd)                       \
+  FUNCTION(send, ncclSend)                                \
+  FUNCTION(recv, ncclRecv)                                \
+  FUNCTION(broadcast, ncclBroadcast)                      \
+  FUNCTION(reduce, ncclReduce)                            \
+  FUNCTION(all_reduce, ncclAllReduce)                     \
+  FUNCTION(reduce_scatter, ncclReduceScatter)             \
+  FUNCTION(all_gather, ncclAllGather)                     \
+  FUNCTION(get_error_string, ncclGetErrorString)          \
+  FUNCTION(get_last_error, ncclGetLastError)
+/// Those since NCCL 2.19.
+#define WEFT_NCCL_MEMORY_FUNCTIONS(FUNCTION) \
+  FUNCTION(mem_alloc, ncclMemAlloc)          \
+  FUNCTION(mem_free, ncclMemFree)            \
+  FUNCTION(comm_register, ncclCommRegister)  \
+  FUNCTION(comm_deregister, ncclCommDeregister)
+
 }  // namespace weft::dist::nccl
