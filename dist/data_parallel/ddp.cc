@@ -73,9 +73,8 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   /// Apart from the constructor, which has no shared pointer to give.
   void register_hooks() {
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      register_parameter_hook(parameters_[i].tensor, [weak = weak_from_this(), i] {
-        if (const auto self = weak.lock()) self->on_ready(static_cast<int>(i));
-      });
+      register_parameter_hook(parameters_[i].tensor,
+                              while_alive(weak_from_this(), &Reducer::on_ready, i));
     }
   }
 
@@ -87,9 +86,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     }
     Tensors outputs = function();
     if (!synchronizes()) return outputs;
-    register_output_hook(outputs, [weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->begin();
-    });
+    register_output_hook(outputs, while_alive(weak_from_this(), &Reducer::begin));
     return outputs;
   }
 
@@ -241,13 +238,8 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   /// Something of this backward concerns the reduction: it is to be finished when that is over.
   void begin() {
     if (!synchronizes() || watch_.is_under_way()) return;
-    watch_.begin(
-        [weak = weak_from_this()] {
-          if (const auto self = weak.lock()) self->finish();
-        },
-        [weak = weak_from_this()] {
-          if (const auto self = weak.lock()) self->restore();
-        });
+    watch_.begin(while_alive(weak_from_this(), &Reducer::finish, true),
+                 while_alive(weak_from_this(), &Reducer::restore));
     prepare();
     set_apart();
   }
@@ -300,14 +292,14 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     reset();
   }
 
-  void on_ready(int i) {
+  void on_ready(size_t i) {
     // Without forward() this is the pass's beginning, and the gradient is there already.
     if (!watch_.is_under_way()) sums_.note_local(i);
     if (!synchronizes()) return;
     begin();
     Parameter& p = parameters_[i];
     ++p.arrived.contributions;
-    arrivals_.push_back(i);
+    arrivals_.push_back(static_cast<int>(i));
     take_gradient(p);
     // A parameter used in several recomputed segments is ready when its last contribution is in.
     if (!p.is_trained || p.arrived.contributions != p.expected) return;
@@ -366,7 +358,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     ++next_bucket_;
   }
 
-  void finish(bool after_backward = true) {
+  void finish(bool after_backward) {
     // What was gathered before and did not change in this backward counts too.
     for (Parameter& p : parameters_) {
       if (!p.arrived.is_in_bucket) take_gradient(p);

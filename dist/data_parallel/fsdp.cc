@@ -185,14 +185,8 @@ void FullySharded::Engine::register_hooks() {
 
 void FullySharded::Engine::begin() {
   if (watch_.is_under_way()) return;
-  const std::weak_ptr<Engine> weak = weak_from_this();
-  watch_.begin(
-      [weak] {
-        if (const auto self = weak.lock()) self->finish();
-      },
-      [weak] {
-        if (const auto self = weak.lock()) self->fail();
-      });
+  watch_.begin(while_alive(weak_from_this(), &Engine::finish),
+               while_alive(weak_from_this(), &Engine::fail));
   recover();
   reset_pass();
   for (Unit& unit : units) {
@@ -401,9 +395,7 @@ FullySharded::FullySharded(nn::Module& module, const FsdpOptions& options, const
 void FullySharded::follow(const Tensors& outputs) {
   const auto is_trained = [](const Unit& unit) { return unit.count_trained() > 0; };
   if (std::ranges::none_of(engine_->units, is_trained)) return;
-  register_output_hook(outputs, [weak = std::weak_ptr<Engine>(engine_)] {
-    if (const auto engine = weak.lock()) engine->begin();
-  });
+  register_output_hook(outputs, while_alive(engine_->weak_from_this(), &Engine::begin));
 }
 
 void FullySharded::Engine::for_each_local(

@@ -52,6 +52,15 @@ class PassWatch {
   std::weak_ptr<Attempt> pass_;
 };
 
+/// Calls a member function of an object for as long as that lives; `object` is a weak pointer to
+/// it, or to a pointer to it.
+template <class T, class Member, class... Arguments>
+auto while_alive(std::weak_ptr<T> object, Member member, Arguments... arguments) {
+  return [=] {
+    if (const auto alive = object.lock()) std::invoke(member, *alive, arguments...);
+  };
+}
+
 /// Calls hook() in backward passes that come by one of a model's outputs, but not in grad(): a rank
 /// none of whose parameters a loss reaches still comes to what all ranks do.
 void register_output_hook(const Tensors& outputs, const std::function<void()>& hook);

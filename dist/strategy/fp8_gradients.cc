@@ -38,10 +38,8 @@ void Fp8Gradients::wrap(nn::Module& module, const ModelStructure&) {
     list.push_back(parameter);
     sums_.watch(parameter);
     if (is_matrix) names_.push_back(name);
-    register_parameter_hook(
-        parameter, [self = std::weak_ptr<Fp8Gradients*>(alive_), is_matrix, i = list.size() - 1] {
-          if (const auto alive = self.lock()) (*alive)->on_ready(is_matrix, i);
-        });
+    register_parameter_hook(parameter, while_alive(std::weak_ptr(alive_), &Fp8Gradients::on_ready,
+                                                   is_matrix, list.size() - 1));
   }
 }
 
@@ -52,9 +50,7 @@ Tensors Fp8Gradients::call(nn::Module&, const std::function<Tensors()>& function
   const bool trains =
       std::ranges::any_of(matrices_, is_trained) || std::ranges::any_of(others_, is_trained);
   if (!world_ || !trains) return outputs;
-  register_output_hook(outputs, [self = std::weak_ptr<Fp8Gradients*>(alive_)] {
-    if (const auto alive = self.lock()) (*alive)->begin();
-  });
+  register_output_hook(outputs, while_alive(std::weak_ptr(alive_), &Fp8Gradients::begin));
   return outputs;
 }
 
@@ -113,9 +109,7 @@ void Fp8Gradients::begin() {
              "already; call zero_grad() before it, or run all passes of a step but the last under "
              "no_backward_sync()");
   if ((world_ && local_depth_ > 0) || watch_.is_under_way()) return;
-  watch_.begin([self = std::weak_ptr<Fp8Gradients*>(alive_)] {
-    if (const auto alive = self.lock()) (*alive)->reduce();
-  });
+  watch_.begin(while_alive(std::weak_ptr(alive_), &Fp8Gradients::reduce));
   recover();
 }
 
