@@ -241,20 +241,11 @@ class HostCommunicator : public Communicator {
 
   /// The fault that this rank is to commit now. Returns whether the operation is to be left out.
   bool commit(Operation& o) {
-    switch (options_.fault.kind) {
-      case Fault::Kind::kNone:
-        return false;
-      case Fault::Kind::kOrder:
-        return true;
-      case Fault::Kind::kShape:
-        shorten(o);
-        return false;
-      case Fault::Kind::kLost:
-      case Fault::Kind::kGarbled:
-        transport_->commit(options_.fault.kind);
-        return false;
-    }
-    return false;
+    using enum Fault::Kind;
+    const Fault::Kind kind = options_.fault.kind;
+    if (kind == kShape) shorten(o);
+    if (kind == kLost || kind == kGarbled) transport_->commit(kind);
+    return kind == kOrder;
   }
 
   /// Every rank tells every other what it is about to run.
