@@ -17,6 +17,12 @@ std::string broadcast_text(Communicator& group, const std::string& text, int roo
   return {static_cast<const char*>(bytes.raw()), bytes.nbytes()};
 }
 
+void broadcast_all(Communicator& group, const NamedTensors& tensors, int root) {
+  std::vector<Work> works;
+  for (const auto& [name, tensor] : tensors) works.push_back(group.broadcast(tensor, root));
+  for (const Work& work : works) work.wait();
+}
+
 void verify_same_lines(Communicator& group, const std::string& mine, std::string_view what) {
   const std::string first = broadcast_text(group, mine);
   // The lowest rank that differs; size() when none does.

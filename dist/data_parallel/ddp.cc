@@ -58,7 +58,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     nn::materialize(module);
     const NamedTensors state = module.state_dict();
     verify_same_tensors(*group_, state, "ddp");
-    broadcast_all(state, 0);
+    broadcast_all(*group_, state, 0);
     for (const auto& [name, parameter] : module.named_parameters()) {
       parameters_.push_back(
           {.name = name, .tensor = parameter, .is_trained = parameter.requires_grad()});
@@ -82,7 +82,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     if (is_joining_) announce(true);
     if (options_.broadcast_buffers && synchronizes() && module_.is_training()) {
       recover();
-      broadcast_all(module_.named_buffers(), is_joining_ ? first_active_ : 0);
+      broadcast_all(*group_, module_.named_buffers(), is_joining_ ? first_active_ : 0);
     }
     Tensors outputs = function();
     if (!synchronizes()) return outputs;
@@ -92,7 +92,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
 
   void broadcast_buffers() {
     recover();
-    broadcast_all(module_.named_buffers(), 0);
+    broadcast_all(*group_, module_.named_buffers(), 0);
   }
 
   void synchronize() {
@@ -112,12 +112,12 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       if (!announced_sync_) continue;
       recover();
       if (options_.broadcast_buffers && module_.is_training()) {
-        broadcast_all(module_.named_buffers(), first_active_);
+        broadcast_all(*group_, module_.named_buffers(), first_active_);
       }
       shadow_reduction();
     }
     is_joining_ = false;
-    broadcast_all(module_.unrouted_state(), last_worked_);
+    broadcast_all(*group_, module_.unrouted_state(), last_worked_);
   }
 
   std::vector<std::vector<std::string>> bucket_names() const {
@@ -169,12 +169,6 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     };
     Arrived arrived = {};
   };
-
-  void broadcast_all(const NamedTensors& tensors, int root) {
-    std::vector<Work> works;
-    for (const auto& [name, tensor] : tensors) works.push_back(group_->broadcast(tensor, root));
-    for (const Work& work : works) work.wait();
-  }
 
   bool synchronizes() const { return local_depth_ == 0; }
   bool sums() const { return options_.average == ReduceOp::kSum; }

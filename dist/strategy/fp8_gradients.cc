@@ -9,6 +9,7 @@
 #include "autograd/backward.h"
 #include "core/memory_account.h"
 #include "core/view.h"
+#include "dist/comm/agreement.h"
 #include "dist/data_parallel/ddp.h"
 #include "kernels/binary/binary.h"
 #include "kernels/fp8_quantize/fp8_quantize.h"
@@ -28,7 +29,7 @@ void Fp8Gradients::wrap(nn::Module& module, const ModelStructure&) {
   nn::materialize(module);
   if (world_) {
     verify_same_tensors(*world_, module.state_dict(), "fp8 gradients");
-    broadcast(module.state_dict());
+    broadcast_all(*world_, module.state_dict());
   }
   const auto in_products = nn::product_weights(module);
   for (const auto& [name, parameter] : module.named_parameters()) {
@@ -82,16 +83,10 @@ std::string Fp8Gradients::describe(int64_t parameters, int64_t) const {
       ranks, mega, 2 * (ranks - 1) / ranks * mega);
 }
 
-void Fp8Gradients::broadcast(const NamedTensors& tensors) {
-  std::vector<Work> works;
-  for (const auto& [name, tensor] : tensors) works.push_back(world_->broadcast(tensor));
-  for (const Work& work : works) work.wait();
-}
-
 void Fp8Gradients::share_buffers(nn::Module& module) {
   if (!world_) return;
   recover();
-  broadcast(module.named_buffers());
+  broadcast_all(*world_, module.named_buffers());
 }
 
 void Fp8Gradients::prepare() {

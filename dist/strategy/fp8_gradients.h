@@ -70,7 +70,6 @@ class Fp8Gradients : public Strategy {
   std::vector<std::string> names_;  // of matrices_
 
  private:
-  void broadcast(const NamedTensors& tensors);
   void prepare();
   void recover() { watch_.recover("fp8 gradients", {world_.get()}); }
   void on_ready(bool is_matrix, size_t i);
