@@ -67,7 +67,10 @@ const Format* find_format(DType dtype) {
   return found == std::end(kFormats) ? nullptr : found;
 }
 
-[[noreturn]] void refuse(const std::string& reason) { throw nb::buffer_error(reason.c_str()); }
+template <class... Parts>
+[[noreturn]] void refuse(fmt::format_string<Parts...> reason, Parts&&... parts) {
+  throw nb::buffer_error(fmt::format(reason, std::forward<Parts>(parts)...).c_str());
+}
 
 // -------------------------------------------------------------------------------------------------
 // Read-only memory. Storage knows nothing of it, for Weft makes none: those that came in so are
@@ -117,7 +120,7 @@ Tensor wrap(void* data, const Shape& shape, const Strides& strides, DType dtype,
   const auto size = static_cast<int64_t>(itemsize(dtype));
   if (reinterpret_cast<uintptr_t>(data) % size != 0) {
     release();
-    refuse(fmt::format("the memory, at {}, is not aligned for {}", data, dtype));
+    refuse("the memory, at {}, is not aligned for {}", data, dtype);
   }
   char* const first = static_cast<char*>(data) + span.first * size;
   const auto listed = std::make_shared<const Storage*>(nullptr);  // where it is read-only
@@ -157,10 +160,8 @@ Device device_of(const nb::dlpack::device& device) {
     case kCuda:
       return {DeviceType::cuda, device.device_id};
     default:
-      refuse(
-          fmt::format("from_dlpack: expected memory of a CPU or of CUDA, got DLPack's device "
-                      "type {}",
-                      device.device_type));
+      refuse("from_dlpack: expected memory of a CPU or of CUDA, got DLPack's device type {}",
+             device.device_type);
   }
 }
 
@@ -173,14 +174,14 @@ Tensor import_dltensor(const nb::dlpack::dltensor& t, bool read_only,
       dtype = f.dtype;
   }
   if (!dtype) {
-    refuse(fmt::format("from_dlpack: no dtype of Weft has DLPack's code {} with {} bits, {} lanes",
-                       t.dtype.code, t.dtype.bits, t.dtype.lanes));
+    refuse("from_dlpack: no dtype of Weft has DLPack's code {} with {} bits, {} lanes",
+           t.dtype.code, t.dtype.bits, t.dtype.lanes);
   }
   if (t.ndim < 0 || t.ndim > kMaxDims)
-    refuse(fmt::format("from_dlpack: at most {} dimensions, got {}", kMaxDims, t.ndim));
+    refuse("from_dlpack: at most {} dimensions, got {}", kMaxDims, t.ndim);
   const Shape shape(std::span<const int64_t>(t.shape, t.ndim));
   if (!t.data && std::ranges::find(shape, 0) == shape.end())
-    refuse(fmt::format("from_dlpack: {} elements at no address", shape));
+    refuse("from_dlpack: {} elements at no address", shape);
   const Strides strides =
       t.strides ? Strides(std::span<const int64_t>(t.strides, t.ndim)) : contiguous_strides(shape);
   return wrap(static_cast<char*>(t.data) + t.byte_offset, shape, strides, *dtype,
@@ -212,7 +213,7 @@ Tensor import_capsule(nb::handle capsule) {
     if (managed->major != 1) {
       const uint32_t major = managed->major;
       if (managed->deleter) managed->deleter(managed);
-      refuse(fmt::format("from_dlpack: expected version 1 of DLPack, got {}", major));
+      refuse("from_dlpack: expected version 1 of DLPack, got {}", major);
     }
     return import_managed(managed, managed->flags & kReadOnly);
   }
@@ -262,8 +263,7 @@ Tensor from_dlpack(nb::handle object, const MaybeDevice& device, std::optional<b
     x = import_capsule(capsule);
   }
   if (device && x.device() != *device) {
-    if (copy == false)
-      refuse(fmt::format("from_dlpack: {} cannot be on {} without a copy", x, *device));
+    if (copy == false) refuse("from_dlpack: {} cannot be on {} without a copy", x, *device);
     return ops::to(x, *device);
   }
   return copy == true ? ops::clone(x) : x;
@@ -288,14 +288,13 @@ Tensor import_buffer(nb::handle object) {
   if (!dtype || static_cast<size_t>(held->itemsize) != itemsize(*dtype)) {
     throw type_error("no dtype of Weft is the buffer's format \"{}\"", format);
   }
-  if (held->ndim > kMaxDims)
-    refuse(fmt::format("at most {} dimensions, got {}", kMaxDims, held->ndim));
+  if (held->ndim > kMaxDims) refuse("at most {} dimensions, got {}", kMaxDims, held->ndim);
   Shape shape, strides;
   for (int i = 0; i < held->ndim; ++i) {
     shape.push_back(held->shape[i]);
     if (held->strides[i] % held->itemsize != 0 && held->shape[i] > 1) {
-      refuse(fmt::format("a stride of {} bytes is no multiple of the {} bytes of {}",
-                         held->strides[i], held->itemsize, *dtype));
+      refuse("a stride of {} bytes is no multiple of the {} bytes of {}", held->strides[i],
+             held->itemsize, *dtype);
     }
     strides.push_back(held->strides[i] / held->itemsize);
   }
@@ -309,9 +308,8 @@ Tensor import_buffer(nb::handle object) {
 
 const Format& exported_format(const Tensor& x) {
   const Format* const format = find_format(x.dtype());
-  if (!format) refuse(fmt::format("{}: only Weft has this dtype; cast it to float32", x));
-  if (x.requires_grad())
-    refuse(fmt::format("{} requires a gradient, which others do not see; use detach()", x));
+  if (!format) refuse("{}: only Weft has this dtype; cast it to float32", x);
+  if (x.requires_grad()) refuse("{} requires a gradient, which others do not see; use detach()", x);
   return *format;
 }
 
@@ -400,8 +398,7 @@ nb::object to_dlpack(const Tensor& x, nb::handle stream,
   if (dl_device) {
     const Device target = device_of({dl_device->first, dl_device->second});
     if (target != x.device()) {
-      if (copy == false)
-        refuse(fmt::format("__dlpack__: {} cannot be on {} without a copy", x, target));
+      if (copy == false) refuse("__dlpack__: {} cannot be on {} without a copy", x, target);
       y = ops::to(x, target);
       is_copy = true;
     }
@@ -415,8 +412,7 @@ nb::object to_dlpack(const Tensor& x, nb::handle stream,
   const bool is_on_default_stream = is_ordered || order_streams(y, stream);
   const bool read_only = is_read_only(y);
   if (!max_version || max_version->first < 1) {
-    if (read_only)
-      refuse(fmt::format("{} is read-only, which DLPack cannot say before version 1", y));
+    if (read_only) refuse("{} is read-only, which DLPack cannot say before version 1", y);
     return capsule_of(manage<Managed>(y, is_on_default_stream), kName);
   }
   ManagedVersioned* const managed = manage<ManagedVersioned>(y, is_on_default_stream);
@@ -437,13 +433,12 @@ int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
   try {
     const auto& x = nb::cast<const Tensor&>(nb::handle(self));
     const Format& format = exported_format(x);
-    if (!format.buffer) refuse(fmt::format("{}: the buffer protocol has no such format", x));
-    if (x.device().type != DeviceType::cpu)
-      refuse(fmt::format("{} is not in the CPU's memory; use cpu()", x));
+    if (!format.buffer) refuse("{}: the buffer protocol has no such format", x);
+    if (x.device().type != DeviceType::cpu) refuse("{} is not in the CPU's memory; use cpu()", x);
     const bool read_only = is_read_only(x);
-    if (read_only && (flags & PyBUF_WRITABLE)) refuse(fmt::format("{} is read-only", x));
+    if (read_only && (flags & PyBUF_WRITABLE)) refuse("{} is read-only", x);
     const bool takes_strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES;
-    if (!takes_strides && !x.is_contiguous()) refuse(fmt::format("{} is not contiguous", x));
+    if (!takes_strides && !x.is_contiguous()) refuse("{} is not contiguous", x);
     if (!read_only) forbid_narrow_copies(x);
     auto e = std::make_unique<BufferExport>();
     e->tensor = x;
