@@ -467,13 +467,8 @@ void bind_steps(nb::module_& m, nb::class_<Fabric>& fabric) {
            "In 16-mixed divides the gradients by the loss scale, once a step, and returns the norm "
            "of this rank's; else 0. Clipping and step() do it where it was not done.")
       .def(
-          "clip_gradients",
-          [](Fabric& self, optim::Optimizer& optimizer, std::optional<double> max_norm,
-             std::optional<double> clip_val, double norm_type, bool error_if_nonfinite) {
-            return clip(self, optimizer, max_norm, clip_val, norm_type, error_if_nonfinite);
-          },
-          "optimizer"_a, "max_norm"_a = nb::none(), "clip_val"_a = nb::none(), "norm_type"_a = 2.0,
-          "error_if_nonfinite"_a = false,
+          "clip_gradients", &clip, "optimizer"_a, "max_norm"_a = nb::none(),
+          "clip_val"_a = nb::none(), "norm_type"_a = 2.0, "error_if_nonfinite"_a = false,
           "Scales the gradients of the optimizer's parameters so that their norm over all ranks is "
           "at most max_norm, and returns the norm that they had; or clamps each element to "
           "[-clip_val, clip_val]. In 16-mixed it divides them by the loss scale first. norm_type: "

@@ -264,6 +264,12 @@ void log(TrainingModule& self, const std::string& name, const Operand& value, bo
                  {.on_epoch = on_epoch, .on_step = on_step});
 }
 
+/// C++'s own step, also of a class that has another: what super() calls.
+#define WEFT_STEP(name)                                         \
+  [](TrainingModule& self, const Batch& batch, int64_t index) { \
+    return self.TrainingModule::name(batch, index);             \
+  }
+
 void bind_module(nb::module_& m) {
   const auto text = [](const char* name) {
     return comment_on(std::string("train::TrainingModule::") + name);
@@ -276,15 +282,10 @@ void bind_module(nb::module_& m) {
       "or tested validation_step() and test_step(). A batch is a list of tensors.")
       .def(nb::init<>())
       .def("_arguments", [](const TrainingModule&) { return nb::tuple(); })
-      .def(
-          "training_step",
-          [](TrainingModule& self, const Batch& batch, int64_t index) {
-            return self.TrainingModule::training_step(batch, index);
-          },
-          "batch"_a, "batch_idx"_a,
-          "The loss of a batch, one number: the mean over its samples; or a dict with it as "
-          "\"loss\" and what else on_train_batch_end of callbacks is to see. By default loss() of "
-          "model()(input(batch)).")
+      .def("training_step", WEFT_STEP(training_step), "batch"_a, "batch_idx"_a,
+           "The loss of a batch, one number: the mean over its samples; or a dict with it as "
+           "\"loss\" and what else on_train_batch_end of callbacks is to see. By default loss() of "
+           "model()(input(batch)).")
       .def(
           "input",
           [](TrainingModule& self, const Batch& batch) {
@@ -297,26 +298,12 @@ void bind_module(nb::module_& m) {
             return self.TrainingModule::loss(output, batch);
           },
           "output"_a, "batch"_a, "Of what the model returned: for steps that a pipeline takes.")
-      .def(
-          "validation_step",
-          [](TrainingModule& self, const Batch& batch, int64_t index) {
-            self.TrainingModule::validation_step(batch, index);
-          },
-          "batch"_a, "batch_idx"_a,
-          "Measures a batch, in evaluation and without a tape; log() says what. What it returns "
-          "on_validation_batch_end of callbacks sees.")
-      .def(
-          "test_step",
-          [](TrainingModule& self, const Batch& batch, int64_t index) {
-            self.TrainingModule::test_step(batch, index);
-          },
-          "batch"_a, "batch_idx"_a, "The same, for Trainer.test() and on_test_batch_end.")
-      .def(
-          "predict_step",
-          [](TrainingModule& self, const Batch& batch, int64_t index) {
-            return self.TrainingModule::predict_step(batch, index);
-          },
-          "batch"_a, "batch_idx"_a, text("predict_step"))
+      .def("validation_step", WEFT_STEP(validation_step), "batch"_a, "batch_idx"_a,
+           "Measures a batch, in evaluation and without a tape; log() says what. What it returns "
+           "on_validation_batch_end of callbacks sees.")
+      .def("test_step", WEFT_STEP(test_step), "batch"_a, "batch_idx"_a,
+           "The same, for Trainer.test() and on_test_batch_end.")
+      .def("predict_step", WEFT_STEP(predict_step), "batch"_a, "batch_idx"_a, text("predict_step"))
       .def(
           "model", [](TrainingModule& self) -> nn::Module& { return self.TrainingModule::model(); },
           nb::rv_policy::reference, text("model"))

@@ -23,6 +23,10 @@ def returned(y):
     return torch.from_dlpack(y)
 
 
+def _like(x):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 @custom_op("weft::matmul", mutates_args=())
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """a [..., M, K] times b [..., K, N]."""
@@ -92,7 +96,7 @@ def _statistics(x, shape):
 @layer_norm.register_fake
 def _(x, weight, bias, eps):
     rows = x.shape[:-1]
-    return torch.empty_like(x, memory_format=torch.contiguous_format), _statistics(x, rows), _statistics(x, rows)
+    return _like(x), _statistics(x, rows), _statistics(x, rows)
 
 
 @custom_op("weft::layer_norm_backward", mutates_args=())
@@ -107,7 +111,7 @@ def layer_norm_backward(
 @layer_norm_backward.register_fake
 def _(dy, x, weight, mean, rstd):
     width = (x.shape[-1],)
-    return torch.empty_like(x, memory_format=torch.contiguous_format), _statistics(x, width), _statistics(x, width)
+    return _like(x), _statistics(x, width), _statistics(x, width)
 
 
 def _save_layer_norm(ctx, inputs, output):
@@ -138,9 +142,7 @@ def softmax(x: Tensor, dim: int, log: bool) -> Tensor:
     return returned(_kernels.softmax(shared(x), dim, log))
 
 
-@softmax.register_fake
-def _(x, dim, log):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+softmax.register_fake(lambda x, dim, log: _like(x))
 
 
 @custom_op("weft::softmax_backward", mutates_args=())
@@ -148,9 +150,7 @@ def softmax_backward(dy: Tensor, y: Tensor, dim: int, log: bool) -> Tensor:
     return returned(_kernels.softmax_backward(shared(dy), shared(y), dim, log))
 
 
-@softmax_backward.register_fake
-def _(dy, y, dim, log):
-    return torch.empty_like(y, memory_format=torch.contiguous_format)
+softmax_backward.register_fake(lambda dy, y, dim, log: _like(y))
 
 
 def _save_softmax(ctx, inputs, output):
@@ -169,9 +169,7 @@ def gelu(x: Tensor, approximate: str) -> Tensor:
     return returned(_weft.gelu(shared(x), approximate=approximate))
 
 
-@gelu.register_fake
-def _(x, approximate):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+gelu.register_fake(lambda x, approximate: _like(x))
 
 
 @custom_op("weft::gelu_backward", mutates_args=())
@@ -179,9 +177,7 @@ def gelu_backward(dy: Tensor, x: Tensor, approximate: str) -> Tensor:
     return returned(_kernels.gelu_backward(shared(dy), shared(x), approximate == "tanh"))
 
 
-@gelu_backward.register_fake
-def _(dy, x, approximate):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+gelu_backward.register_fake(lambda dy, x, approximate: _like(x))
 
 
 def _save_gelu(ctx, inputs, output):
