@@ -13,11 +13,6 @@ using fsdp::Unit;
 
 namespace {
 
-/// Of an optimizer's tensor "<parameter>.<kind>"; none of a step count, no matter of slices.
-std::string parameter_of(const std::string& name) {
-  return name.ends_with(".step") ? "" : name.substr(0, name.rfind('.'));
-}
-
 void copy_into(Tensor target, const Tensor& source) {
   const NoGrad guard;
   ops::copy_(target, source);
@@ -78,7 +73,7 @@ optim::OptimizerState FullySharded::full_optimizer_state(const optim::OptimizerS
   const bool keeps = everywhere || engine_->shard_rank() == 0;
   optim::OptimizerState full{.tensors = {}, .groups = sharded.groups};
   for (const auto& [name, slice] : sharded.tensors) {
-    const std::string parameter = parameter_of(name);
+    const std::string parameter = optim::parameter_of(name);
     Tensor whole = slice;
     if (!parameter.empty()) {
       const auto [unit, p] = fsdp::find_named(engine_->units, parameter);
@@ -99,7 +94,7 @@ optim::OptimizerState FullySharded::shard_optimizer_state(const optim::Optimizer
   const NoGrad guard;
   optim::OptimizerState sharded{.tensors = {}, .groups = full.groups};
   for (const auto& [name, whole] : full.tensors) {
-    const std::string parameter = parameter_of(name);
+    const std::string parameter = optim::parameter_of(name);
     if (parameter.empty()) {
       sharded.tensors.emplace_back(name, whole);
       continue;

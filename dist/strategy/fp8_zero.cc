@@ -123,7 +123,7 @@ class Fp8Zero : public Fp8Gradients {
     const optim::OptimizerState mine = optimizer.state_dict();
     optim::OptimizerState whole{.tensors = {}, .groups = mine.groups};
     for (const auto& [name, tensor] : mine.tensors) {
-      const auto matrix = find_state(name);
+      const auto matrix = find(optim::parameter_of(name));
       const Tensor all = matrix ? at_first_rank(*matrix, tensor) : tensor;
       if (data_rank() == 0) whole.tensors.emplace_back(name, all);
     }
@@ -134,7 +134,7 @@ class Fp8Zero : public Fp8Gradients {
                             const optim::OptimizerState& state) override {
     optim::OptimizerState mine{.tensors = {}, .groups = state.groups};
     for (const auto& [name, tensor] : state.tensors) {
-      const auto matrix = find_state(name);
+      const auto matrix = find(optim::parameter_of(name));
       WEFT_CHECK(!matrix || tensor.shape() == matrices_[*matrix].shape(),
                  "fp8-level O3: \"{}\" in the state is {}, expected shape {}", name, tensor,
                  matrices_[*matrix].shape());
@@ -210,10 +210,6 @@ class Fp8Zero : public Fp8Gradients {
   std::optional<size_t> find(const std::string& name) const {
     const auto found = by_name_.find(name);
     return found == by_name_.end() ? std::nullopt : std::optional(found->second);
-  }
-  /// Of an optimizer's "<parameter>.<kind>"; a step's count is every rank's.
-  std::optional<size_t> find_state(const std::string& name) const {
-    return name.ends_with(".step") ? std::nullopt : find(name.substr(0, name.rfind('.')));
   }
 
   /// What travels at a time: as many elements of each rank's matrices, which follow one another.

@@ -116,7 +116,7 @@ class TensorParallelStrategy : public Strategy {
   }
   optim::OptimizerState optimizer_state(const optim::Optimizer& optimizer) override {
     optim::OptimizerState state = inner_->optimizer_state(optimizer);
-    state.tensors = put_together(state.tensors, parameter_of);
+    state.tensors = put_together(state.tensors, optim::parameter_of);
     return state;
   }
   void load_model_state(nn::Module& module, const NamedTensors& state) override {
@@ -125,7 +125,8 @@ class TensorParallelStrategy : public Strategy {
   }
   void load_optimizer_state(optim::Optimizer& optimizer,
                             const optim::OptimizerState& state) override {
-    inner_->load_optimizer_state(optimizer, {cut_apart(state.tensors, parameter_of), state.groups});
+    inner_->load_optimizer_state(optimizer,
+                                 {cut_apart(state.tensors, optim::parameter_of), state.groups});
   }
   LocalTensors local_state(nn::Module& module) override {
     LocalTensors all = inner_->local_state(module);
@@ -161,12 +162,6 @@ class TensorParallelStrategy : public Strategy {
   }
 
   using Rename = std::string (*)(const std::string&);
-
-  /// Of an optimizer's tensor; none of its counts of steps, which are not cut.
-  static std::string parameter_of(const std::string& name) {
-    const size_t dot = name.rfind('.');
-    return dot == std::string::npos || name.substr(dot) == ".step" ? "" : name.substr(0, dot);
-  }
 
   /// Whole tensors, on the first rank; elsewhere nothing.
   NamedTensors put_together(const NamedTensors& mine, Rename parameter) {
