@@ -321,10 +321,8 @@ std::shared_ptr<Module> part_at(std::shared_ptr<Module> part, std::string_view p
   while (part && !path.empty()) {
     const std::string_view name = path.substr(0, path.find('.'));
     path.remove_prefix(std::min(name.size() + 1, path.size()));
-    const auto& children = ModuleAccess::children_of(*part);
-    const auto child =
-        std::ranges::find_if(children, [&](const auto& c) { return c.first == name; });
-    part = child == children.end() ? nullptr : child->second;
+    const auto* const child = find_own(ModuleAccess::children_of(*part), name);
+    part = child ? *child : nullptr;
   }
   return part;
 }
@@ -429,9 +427,9 @@ void fill(Module& from, const nb::object& twin, nb::dict& memo) {
   copy(ModuleAccess::buffers_of(from), ModuleAccess::buffers_of(to));
   const auto& theirs = ModuleAccess::children_of(from);
   for (const auto& [name, child] : ModuleAccess::children_of(to)) {
-    const auto found =
-        std::ranges::find(theirs, name, [](const auto& entry) { return entry.first; });
-    if (found != theirs.end()) fill(*found->second, nb::cast(child), memo);
+    if (const auto* const original = find_own(theirs, name)) {
+      fill(**original, nb::cast(child), memo);
+    }
   }
 }
 
@@ -511,9 +509,7 @@ nb::dict memo_of(Module& from, const std::shared_ptr<Module>& to) {
   nb::dict memo;
   const auto add = [](const auto& theirs, const auto& ours, const auto& pair) {
     for (const auto& [name, original] : theirs) {
-      const auto found =
-          std::ranges::find(ours, name, [](const auto& entry) { return entry.first; });
-      if (found != ours.end()) pair(original, found->second);
+      if (const auto* const twin = find_own(ours, name)) pair(original, *twin);
     }
   };
   add(from.named_modules(), owned_modules(to), [&](const Module* theirs, const auto& ours) {

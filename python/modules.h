@@ -40,10 +40,11 @@ using OwnedModules = std::vector<std::pair<std::string, std::shared_ptr<nn::Modu
 /// named_modules().
 OwnedModules owned_modules(const std::shared_ptr<nn::Module>& root);
 
-/// A module's own tensor of that name; null: it has none.
-inline const Tensor* find_own(const NamedTensors& tensors, std::string_view name) {
-  const auto found = std::ranges::find(tensors, name, [](const auto& t) { return t.first; });
-  return found == tensors.end() ? nullptr : &found->second;
+/// The tensor of that name, or the child; null: there is none.
+template <class T>
+const T* find_own(const std::vector<std::pair<std::string, T>>& own, std::string_view name) {
+  const auto found = std::ranges::find(own, name, [](const auto& entry) { return entry.first; });
+  return found == own.end() ? nullptr : &found->second;
 }
 
 /// The method that Python has in the place of a virtual function, if any.

@@ -34,11 +34,6 @@ void store(nb::handle self, nb::handle name, PyObject* value) {
   if (PyObject_GenericSetAttr(self.ptr(), name.ptr(), value) != 0) throw nb::python_error();
 }
 
-bool has_child(const Module& module, std::string_view name) {
-  return std::ranges::any_of(ModuleAccess::children_of(module),
-                             [&](const auto& child) { return child.first == name; });
-}
-
 /// Throws a TypeError for a child that C++ has made: it refers to that one, and would to nothing.
 void check_replaceable(nb::handle self, std::string_view name) {
   const Module& module = module_of(self);
@@ -46,7 +41,8 @@ void check_replaceable(nb::handle self, std::string_view name) {
                                  dynamic_cast<const nn::Sequential*>(&module);
   const bool is_of_python =
       nb::cast<nb::dict>(self.attr("__dict__")).contains(nb::str(name.data(), name.size()));
-  if (!has_child(module, name) || is_list_of_python || is_of_python) return;
+  if (!find_own(ModuleAccess::children_of(module), name) || is_list_of_python || is_of_python)
+    return;
   throw type_error(
       "\"{}\" of {} is made in C++, which refers to it: expected its tensors to be changed, got "
       "another module",
@@ -56,7 +52,7 @@ void check_replaceable(nb::handle self, std::string_view name) {
 /// Throws a TypeError for what is registered: C++ would go on with it, and the state have it.
 void check_not_registered(nb::handle self, std::string_view name, std::string_view given) {
   const Module& module = module_of(self);
-  const bool is_child = has_child(module, name);
+  const bool is_child = find_own(ModuleAccess::children_of(module), name);
   if (!is_child && !find_own(ModuleAccess::parameters_of(module), name) &&
       !find_own(ModuleAccess::buffers_of(module), name))
     return;
