@@ -166,11 +166,8 @@ nlohmann::ordered_json Airbench::architecture() const {
           {"widths", config.widths}};
 }
 
-std::unique_ptr<Classifier> make_airbench(OptionTaker options) {
-  AirbenchConfig config;
-  options.take_image(config);
-  options.finish();
-  return std::make_unique<Airbench>(config);
+std::unique_ptr<Classifier> make_airbench(OptionTaker o) {
+  return o.make<Airbench>(AirbenchConfig());
 }
 
 }  // namespace weft::models

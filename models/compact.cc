@@ -26,7 +26,6 @@ int64_t token_count(const CompactConfig& config) {
 }
 
 std::unique_ptr<Classifier> make(CompactConfig config, OptionTaker& options) {
-  options.take_image(config);
   take_encoder(options, config.encoder);
   options.take(&ModelOptions::class_token, config.class_token);
   if (config.stages.empty()) {
@@ -34,8 +33,7 @@ std::unique_ptr<Classifier> make(CompactConfig config, OptionTaker& options) {
   } else {
     config.stages.back() = config.encoder.width;
   }
-  options.finish();
-  return std::make_unique<CompactTransformer>(config);
+  return options.make<CompactTransformer>(config);
 }
 
 }  // namespace

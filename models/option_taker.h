@@ -2,10 +2,7 @@
 // make_NAME, which takes the options that the model has and makes it.
 //
 //   std::unique_ptr<Classifier> make_resnet8(OptionTaker options) {
-//     ResNetConfig config = ResNetConfig::resnet8();
-//     options.take_image(config);
-//     options.finish();
-//     return std::make_unique<ResNet>(config);
+//     return options.make<ResNet>(ResNetConfig::resnet8());
 //   }
 #pragma once
 
@@ -30,17 +27,21 @@ class OptionTaker {
     (options_.*option).reset();
   }
 
-  template <class Config>
-  void take_image(Config& config) {
+  /// The model, once those of its options were taken that not all have. Throws Error naming it and
+  /// an option that it does not have.
+  template <class Model, class Config>
+  std::unique_ptr<Classifier> make(Config config) {
     take(&ModelOptions::image_size, config.image_size);
     take(&ModelOptions::channels, config.channels);
     take(&ModelOptions::classes, config.classes);
+    finish();
+    return std::make_unique<Model>(config);
   }
 
-  /// Throws Error naming the model and an option that was not taken.
+ private:
+  /// Throws where an option was not taken.
   void finish() const;
 
- private:
   std::string model_;
   ModelOptions options_;
 };

@@ -16,12 +16,6 @@ nn::Conv2dOptions same_padding(int64_t kernel, int64_t stride) {
   return {.stride = stride, .padding = kernel / 2};
 }
 
-std::unique_ptr<Classifier> make(ResNetConfig config, OptionTaker& options) {
-  options.take_image(config);
-  options.finish();
-  return std::make_unique<ResNet>(config);
-}
-
 }  // namespace
 
 ResidualBlock::ResidualBlock(int64_t in, int64_t width, int64_t stride, bool bottleneck) {
@@ -143,9 +137,11 @@ nlohmann::ordered_json ResNet::architecture() const {
           {"classes", config.classes}};
 }
 
-std::unique_ptr<Classifier> make_resnet8(OptionTaker o) { return make(ResNetConfig::resnet8(), o); }
+std::unique_ptr<Classifier> make_resnet8(OptionTaker o) {
+  return o.make<ResNet>(ResNetConfig::resnet8());
+}
 std::unique_ptr<Classifier> make_resnet50(OptionTaker o) {
-  return make(ResNetConfig::resnet50(), o);
+  return o.make<ResNet>(ResNetConfig::resnet50());
 }
 
 }  // namespace weft::models

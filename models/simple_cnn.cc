@@ -74,11 +74,8 @@ nlohmann::ordered_json SimpleCnn::architecture() const {
           {"classes", config.classes}};
 }
 
-std::unique_ptr<Classifier> make_simple_cnn(OptionTaker options) {
-  SimpleCnnConfig config;
-  options.take_image(config);
-  options.finish();
-  return std::make_unique<SimpleCnn>(config);
+std::unique_ptr<Classifier> make_simple_cnn(OptionTaker o) {
+  return o.make<SimpleCnn>(SimpleCnnConfig());
 }
 
 }  // namespace weft::models

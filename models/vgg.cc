@@ -102,11 +102,6 @@ nlohmann::ordered_json Vgg::architecture() const {
           {"classes", config.classes}};
 }
 
-std::unique_ptr<Classifier> make_vgg11(OptionTaker options) {
-  VggConfig config = VggConfig::vgg11();
-  options.take_image(config);
-  options.finish();
-  return std::make_unique<Vgg>(config);
-}
+std::unique_ptr<Classifier> make_vgg11(OptionTaker o) { return o.make<Vgg>(VggConfig::vgg11()); }
 
 }  // namespace weft::models

@@ -244,12 +244,10 @@ int64_t patch_count(std::string_view model, int64_t image_size, int64_t patch) {
 namespace {
 
 std::unique_ptr<Classifier> make(VitConfig config, OptionTaker& options) {
-  options.take_image(config);
   take_encoder(options, config.encoder);
   options.take(&ModelOptions::patch, config.patch);
   options.take(&ModelOptions::representation, config.representation);
-  options.finish();
-  return std::make_unique<VisionTransformer>(config);
+  return options.make<VisionTransformer>(config);
 }
 
 }  // namespace
