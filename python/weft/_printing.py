@@ -9,11 +9,12 @@ _WIDTH, _THRESHOLD, _EDGE, _PRECISION = 75, 1000, 3, 8
 
 def _edges(x):
     """Of a large tensor the elements that are shown, as nested lists."""
-    return [e for i in _shown(len(x)) for e in _edges(x[i])] if x.ndim else [x.item()]
+    return [e for i in _shown(len(x), True) if i is not None for e in _edges(x[i])] if x.ndim else [x.item()]
 
 
-def _shown(size):
-    return [*range(_EDGE), *range(size - _EDGE, size)] if size > 2 * _EDGE else range(size)
+def _shown(size, is_long):
+    """The indices that are shown, with None where others are left out."""
+    return [*range(_EDGE), None, *range(size - _EDGE, size)] if is_long and size > 2 * _EDGE else range(size)
 
 
 def _split(number):
@@ -88,8 +89,7 @@ def _body(x, separator, prefix, suffix):
     def lines(part, indent, width):
         if part.ndim == 0:
             return element(part.item())
-        size, omits = len(part), is_long and len(part) > 2 * _EDGE
-        items = [part[i] if i is not None else None for i in _with_gap(size, omits)]
+        items = [part[i] if i is not None else None for i in _shown(len(part), is_long)]
         if part.ndim == 1:
             text, line = "", indent
             room = width - max(len(separator.rstrip()), 1)
@@ -109,11 +109,6 @@ def _body(x, separator, prefix, suffix):
         return "[" + text[len(indent):] + "]"
 
     return lines(values, " " * (len(prefix) + 1), _WIDTH - len(suffix))
-
-
-def _with_gap(size, omits):
-    """The indices that are shown, with None where others are left out."""
-    return [*range(_EDGE), None, *range(size - _EDGE, size)] if omits else range(size)
 
 
 def text(x):

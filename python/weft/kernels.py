@@ -58,10 +58,6 @@ def _source_folder():
     return folder
 
 
-def _is_source(text):
-    return "\n" in text
-
-
 def _write(source):
     """A text as a file that is named by its variant: loaded again it takes its own place."""
     line = _LINE.search(source)
@@ -81,14 +77,14 @@ def load(source_or_file, op=None):
     docs/add-a-kernel.md shows. op: the one that it should add to. Loaded again after an edit it takes its own place. What
     the compiler says of an error is in the Error. Without a GPU a CUDA kernel is known to check() alone."""
     source_or_file = os.fspath(source_or_file)
-    file = _write(source_or_file) if _is_source(source_or_file) else os.path.abspath(source_or_file)
+    file = _write(source_or_file) if "\n" in source_or_file else os.path.abspath(source_or_file)
     line = None
     if not file.endswith(".so") and os.path.isfile(file):
         with open(file) as source:
             line = _LINE.search(source.read())
     if line is not None:
         _expect(op, line[1], file)
-    if line is not None and line[3] == "cuda" and not _has_device():
+    if line is not None and line[3] == "cuda" and _kernels._device_count() == 0:
         _files[line[2]] = file
         return line[2]
     found, name = _kernels._load(file)
@@ -103,10 +99,6 @@ def load(source_or_file, op=None):
 def _expect(op, found, file):
     if op not in (None, found):
         raise Error(f"load: {file} adds a variant to {found}, not to {op}")
-
-
-def _has_device():
-    return _kernels._device_count() > 0
 
 
 def _program():

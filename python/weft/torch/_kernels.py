@@ -40,10 +40,6 @@ def _(a, b):
     return a.new_empty((*batch, a.shape[-2], b.shape[-1]))
 
 
-def _save_inputs(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
-
-
 def _matmul_backward(ctx, dy):
     a, b = ctx.saved_tensors
     da = matmul(dy, b.mT).sum_to_size(a.shape) if ctx.needs_input_grad[0] else None
@@ -51,7 +47,7 @@ def _matmul_backward(ctx, dy):
     return da, db
 
 
-matmul.register_autograd(_matmul_backward, setup_context=_save_inputs)
+matmul.register_autograd(_matmul_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 
 
 @custom_op("weft::linear", mutates_args=())
@@ -60,13 +56,7 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
     return returned(_functional.linear(shared(x), shared(weight), shared(bias)))
 
 
-@linear.register_fake
-def _(x, weight, bias):
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-def _save_linear(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:2])
+linear.register_fake(lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])))
 
 
 def _linear_backward(ctx, dy):
@@ -77,7 +67,7 @@ def _linear_backward(ctx, dy):
     return dx, dweight, rows.sum(0) if ctx.needs_input_grad[2] else None
 
 
-linear.register_autograd(_linear_backward, setup_context=_save_linear)
+linear.register_autograd(_linear_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:2]))
 
 
 @custom_op("weft::layer_norm", mutates_args=())
