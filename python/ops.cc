@@ -451,6 +451,9 @@ void bind_views(Table& table) {
 }
 
 void bind_rearrangements(Table& table) {
+  table.op("index_select", ops::index_select, "dim"_a, "index"_a);
+  table.op("gather", ops::gather, "dim"_a, "index"_a);
+  table.op("scatter_add", ops::scatter_add, "dim"_a, "index"_a, "src"_a);
   table.op("flip", ops::flip, "dims"_a);
   table.op(
       "roll",
@@ -614,12 +617,6 @@ void bind_products(Table& table) {
   }
 }
 
-void bind_lookup(Table& table) {
-  table.op("index_select", ops::index_select, "dim"_a, "index"_a);
-  table.op("gather", ops::gather, "dim"_a, "index"_a);
-  table.op("scatter_add", ops::scatter_add, "dim"_a, "index"_a, "src"_a);
-}
-
 void bind_creation(Table& table) {
   nb::module_& m = table.m;
   const auto sized = [&](const char* name, auto make, const char* text) {
@@ -764,7 +761,6 @@ void bind_ops(nb::module_& m, nb::class_<Tensor>& tensor) {
   bind_rearrangements(table);
   bind_reductions(table);
   bind_products(table);
-  bind_lookup(table);
   bind_creation(table);
 }
 

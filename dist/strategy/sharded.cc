@@ -36,7 +36,8 @@ class Sharded : public Strategy {
   }
   bool cuts_parameters() const override { return true; }
   Tensors call(nn::Module& module, const std::function<Tensors()>& function) override {
-    prepare(module);
+    fsdp_->refresh();
+    if (module.is_training()) fsdp_->broadcast_buffers();
     Tensors outputs = function();
     fsdp_->follow(outputs);
     return outputs;
@@ -110,10 +111,6 @@ class Sharded : public Strategy {
   }
 
  private:
-  void prepare(const nn::Module& module) {
-    fsdp_->refresh();
-    if (module.is_training()) fsdp_->broadcast_buffers();
-  }
   int replicas() const { return options_.replicate ? options_.replicate->size() : 1; }
 
   const std::string name_;
