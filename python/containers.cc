@@ -14,6 +14,7 @@ struct Walk {
   };
   const Leaf& f;
   bool repeats;  // walks a container wherever it is met
+  std::function<bool(nb::handle)> is_whole = nullptr;
   std::unordered_map<PyObject*, Container> met = {};
 
   nb::object operator()(nb::handle part);
@@ -46,6 +47,7 @@ nb::object copy_of(const nb::dict& part) {
 nb::object with_each_value(const nb::dict& part, Walk& walk) {
   nb::object copy;
   for (const auto& [key, value] : part) {
+    if (walk.is_whole) walk.f(key);
     const nb::object made = walk(value);
     if (made.is(value)) continue;
     if (!copy.is_valid()) copy = copy_of(part);
@@ -91,6 +93,7 @@ nb::object Walk::operator()(nb::handle part) {
   const bool is_dict = nb::isinstance<nb::dict>(part);
   const bool is_list = nb::isinstance<nb::tuple>(part) || nb::isinstance<nb::list>(part);
   if (!is_dict && !is_list && !nb::hasattr(part.type(), "__dataclass_fields__")) return f(part);
+  if (is_list && is_whole && is_whole(part)) return f(part);
   const Depth depth(" in nested containers");
   const auto [entry, is_new] = met.try_emplace(part.ptr(), nb::borrow(part));
   Container& container = entry->second;
@@ -117,8 +120,9 @@ void for_each_leaf(nb::handle part, const std::function<void(nb::handle)>& f) {
   Walk{each, false}(part);
 }
 
-nb::object with_each_leaf(nb::handle part, const std::function<nb::object(nb::handle)>& f) {
-  return Walk{f, true}(part);
+nb::object with_each_leaf(nb::handle part, const std::function<nb::object(nb::handle)>& f,
+                          const std::function<bool(nb::handle)>& is_whole) {
+  return Walk{f, true, is_whole}(part);
 }
 
 }  // namespace weft::python

@@ -26,6 +26,9 @@ void for_each_leaf(nb::handle part, const std::function<void(nb::handle)>& f);
 /// What f makes of each leaf in its place, of a container that occurs again each time: ranks call
 /// collectives as often, whatever their containers share. One in which that changes nothing is
 /// itself; others are new, of their own class and with their attributes.
-nb::object with_each_leaf(nb::handle part, const std::function<nb::object(nb::handle)>& f);
+/// Where `is_whole` is given it says of a list or tuple whether it is a leaf itself, and f sees the
+/// keys of a dict, too, which stay.
+nb::object with_each_leaf(nb::handle part, const std::function<nb::object(nb::handle)>& f,
+                          const std::function<bool(nb::handle)>& is_whole = nullptr);
 
 }  // namespace weft::python

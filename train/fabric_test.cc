@@ -699,7 +699,41 @@ TEST_CASE("batches of different numbers of tensors are refused where they would 
   };
   Source source;
   SharedLoader<Source> loader(source, {.ranks = 3, .batches = 3});
-  CHECK_THROWS_WITH(loader.next(), Contains("batches of 1 and 2 tensors cannot be shared out"));
+  CHECK_THROWS_WITH(loader.next(), Contains("batches of 1 and 2 parts cannot be shared out"));
+}
+
+TEST_CASE("what is no tensor is put together and cut with the samples that it is of") {
+  using Sample = std::tuple<Tensor, std::vector<std::string>, std::map<std::string, Tensor>,
+                            std::vector<int64_t>, double>;
+  struct Source {
+    double last = 0.5;
+    int64_t batch = 0;
+    std::optional<Sample> next() {
+      if (batch == 2) return std::nullopt;
+      const int64_t begin = 4 * batch++;
+      const int64_t end = batch == 2 ? 6 : 4;
+      std::vector<std::string> names;
+      for (int64_t i = begin; i < end; ++i) names.push_back(std::to_string(i));
+      return Sample(ops::arange(begin, end), names, {{"y", ops::arange(begin, end)}},
+                    {1, 2, 3, 4, 5, 6}, batch == 2 ? last : 0.5);
+    }
+  };
+  for (int rank = 0; rank < 3; ++rank) {
+    Source source;
+    SharedLoader<Source> loader(source, {.ranks = 3, .rank = rank, .batches = 3});
+    const auto [x, names, more, classes, rate] = *loader.next();
+    const int64_t i = 2 * rank;
+    CHECK(x.to_vector() == std::vector<double>{double(i), double(i + 1)});
+    CHECK(names == std::vector{std::to_string(i), std::to_string(i + 1)});
+    CHECK(more.at("y").to_vector() == x.to_vector());
+    CHECK(classes == std::vector<int64_t>{1, 2, 3, 4, 5, 6});
+    CHECK(rate == 0.5);
+  }
+  Source source{.last = 0.25};
+  SharedLoader<Source> loader(source, {.ranks = 3, .batches = 3});
+  CHECK_THROWS_WITH(
+      loader.next(),
+      Contains("part 5 to have as many, or to be the same in both, got 0.5 and 0.25"));
 }
 
 TEST_CASE("the rows of a batch that is cut differ by one at most from rank to rank") {

@@ -106,6 +106,29 @@ COLLECTIVES = """
     fabric.print(len(loader), [fabric.gather_for_metrics(x).tolist() for x in loader])
 """
 
+# What is no tensor goes with its rows; classes and a number are each batch's own.
+LISTS = """
+    import weft
+
+    fabric = weft.train.Fabric(devices=3, strategy="ddp")
+    fabric.launch()
+
+    def named(rows, of=3):
+        x = weft.tensor([float(i) for i in rows])
+        return {"x": x, "names": [f"n{i}" for i in rows], "sizes": tuple((i, i) for i in rows),
+                "classes": ["cat", "dog", "eel", "fox", "gnu", "hen", "ibis"], "of": of}
+
+    for batch in fabric.setup_dataloaders([named(range(i, min(i + 4, 19))) for i in range(0, 19, 4)]):
+        lists = [fabric.all_gather(weft.tensor([len(batch[key])])).tolist() for key in ("names", "sizes", "classes")]
+        pairs = zip(batch["x"].tolist(), batch["names"], batch["sizes"])
+        fabric.print(*lists, all(f"n{int(x)}" == name and size == (x, x) for x, name, size in pairs), batch["of"])
+    for last in (named(range(2), of=4), named(range(2), of=3) | {"names": ["a"]}):
+        try:
+            list(fabric.setup_dataloaders([named(range(4)), last]))
+        except weft.Error as error:
+            fabric.print(str(error).split("expected")[1])
+"""
+
 # What the source has comes everywhere, whatever the other rank has in its place.
 BROADCASTS = """
     import weft
@@ -269,6 +292,14 @@ class Programs(unittest.TestCase):
             "0 2 0 2", "[3.0] 1 2.0", "0.5 [1]", "[[1.0], [2.0]] [0, 1] [0.5, 1.5]",
             "[0.0, 0.0, 1.0, 1.0] [0, 1] [0.0, 0.25]", "{'from': 1, 'text': 'abc'}", "True [1.0]", "[1, 1]",
             "2 [[0, 0, 1, 1], [10, 10, 11, 11]]",
+        ])
+
+    def test_lists_are_shared_out_with_the_samples_that_they_are_of(self):
+        whole = "[[7], [7], [7]] True 3"
+        self.assertEqual(self.run_program(LISTS), [
+            f"[[4], [4], [4]] [[4], [4], [4]] {whole}", f"[[3], [2], [2]] [[3], [2], [2]] {whole}",
+            " their part 15 to have as many, or to be the same in both, got 3 and 4",
+            " their part 3 to have as many, or to be the same in both, got ['n0', 'n1', 'n2', 'n3'] and 'a'",
         ])
 
     def test_a_broadcast_is_what_the_source_has(self):

@@ -82,6 +82,52 @@ nb::object with_each_tensor(nb::handle part, const std::function<void(Tensor&)>&
   });
 }
 
+nb::object with_each_part(nb::handle batch, int64_t rows, const std::function<void(Tensor&)>& f,
+                          const std::function<void(ObjectPart&)>& other) {
+  // Of two images and labels a list is two tensors, not an entry for each of two samples.
+  const auto is_of_rows = [&](nb::handle list) {
+    bool has_tensors = false;
+    for_each_leaf(list, [&](nb::handle leaf) { has_tensors = has_tensors || is_tensor(leaf); });
+    return !has_tensors && rows_in({nb::borrow(list)}) == rows;
+  };
+  const auto make = [&](nb::handle leaf) {
+    if (is_tensor(leaf)) {
+      Tensor x = import_array(leaf);
+      f(x);
+      return nb::cast(x);
+    }
+    ObjectPart part = {nb::borrow(leaf)};
+    other(part);
+    return part.object;
+  };
+  return with_each_leaf(batch, make, is_of_rows);
+}
+
+int64_t rows_in(const ObjectPart& part) {
+  const PyObject* const object = part.object.ptr();
+  // A namedtuple is a record, whatever its fields.
+  const bool is_list = PyList_CheckExact(object) || PyTuple_CheckExact(object);
+  return is_list ? static_cast<int64_t>(nb::len(part.object)) : -1;
+}
+
+ObjectPart joined(const std::vector<ObjectPart>& pieces) {
+  ObjectPart all = pieces.at(0);
+  for (size_t i = 1; i < pieces.size(); ++i) all.object = all.object + pieces[i].object;
+  return all;
+}
+
+void keep_rows(ObjectPart& part, int64_t begin, int64_t count) {
+  part.object = part.object[nb::slice(begin, begin + count, int64_t{1})];
+}
+
+bool is_same(const ObjectPart& a, const ObjectPart& b) {
+  const int equal = PyObject_RichCompareBool(a.object.ptr(), b.object.ptr(), Py_EQ);
+  if (equal < 0) throw nb::python_error();
+  return equal == 1;
+}
+
+std::string text_of(const ObjectPart& part) { return nb::repr(part.object).c_str(); }
+
 std::optional<ObjectBatch> ObjectSource::next() {
   if (!iterator_.is_valid()) {
     iterator_ = nb::steal(PyObject_GetIter(batches_.ptr()));

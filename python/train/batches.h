@@ -16,14 +16,33 @@ struct ObjectBatch {
   nb::object object;
 };
 
+/// A part of one that is no tensor: a list or tuple with an entry for each sample, or a leaf or
+/// key.
+struct ObjectPart {
+  nb::object object;
+};
+
 /// The containers of tensors anew, with what f makes of each.
 nb::object with_each_tensor(nb::handle part, const std::function<void(Tensor&)>& f);
 
-/// What train::SharedLoader asks of a batch.
+/// The same with what f makes of the other parts of a batch of so many samples.
+nb::object with_each_part(nb::handle batch, int64_t rows, const std::function<void(Tensor&)>& f,
+                          const std::function<void(ObjectPart&)>& other);
+
+/// What train::SharedLoader asks of a batch, and of its parts.
 template <class F>
 void for_each_tensor(ObjectBatch& batch, F&& f) {
-  batch.object = with_each_tensor(batch.object, f);
+  if constexpr (requires { f.rows; }) {
+    batch.object = with_each_part(batch.object, f.rows, f, f);
+  } else {
+    batch.object = with_each_tensor(batch.object, f);
+  }
 }
+int64_t rows_in(const ObjectPart& part);
+ObjectPart joined(const std::vector<ObjectPart>& pieces);
+void keep_rows(ObjectPart& part, int64_t begin, int64_t count);
+bool is_same(const ObjectPart& a, const ObjectPart& b);
+std::string text_of(const ObjectPart& part);
 
 /// What an iterable gives, epoch by epoch: it is iterated anew for each.
 class ObjectSource {
