@@ -304,6 +304,7 @@ std::optional<Batch> Loader::next() {
     batch = workers_->take().batch;
   }
   ++position_.batch;
+  is_sought_ = false;
   if (options_.watch) {
     options_.watch->give(place_, {batch.fillers, position_.batch == batches()});
   }
@@ -336,7 +337,13 @@ void Loader::seek(LoaderPosition position) {
              "loader: cannot continue at epoch {}, batch {}: an epoch has {} batches",
              position.epoch, position.batch, batches());
   position_ = position;
+  is_sought_ = true;
   place_ = nullptr;
+}
+
+int64_t Loader::begin() {
+  if (!is_sought_ && position_.batch > 0) seek({position_.epoch + 1, 0});
+  return ++iteration_;
 }
 
 }  // namespace weft::data

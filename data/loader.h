@@ -125,6 +125,11 @@ class Loader {
   LoaderPosition position() const { return position_; }
   /// Continues at `position`, its batch in [0, batches()].
   void seek(LoaderPosition position);
+  /// An iteration begins: at the position that was sought last where nothing was taken since, else
+  /// with the next epoch where one was begun. Returns its number.
+  int64_t begin();
+  /// Of the iteration that began last.
+  int64_t iteration() const { return iteration_; }
 
  private:
   class Workers;
@@ -136,6 +141,8 @@ class Loader {
   LoaderOptions options_;
   std::optional<LoaderOptions> unshared_;
   LoaderPosition position_;
+  bool is_sought_ = false;  // and nothing was taken since
+  int64_t iteration_ = 0;
   std::unique_ptr<DeviceFeed> feed_;  // null on the CPU
   std::unique_ptr<Workers> workers_;
   std::unique_ptr<Ahead> ahead_;  // on its way to the device; null: none

@@ -97,9 +97,8 @@ void bind_windows(nb::module_& m) {
       "Windows of a text at random places, as batches (tokens, targets), int64 [batch_size, "
       "length] each: a token is a byte, its target the one that follows it. They depend on (the "
       "text's size, options, epoch, index) alone. An epoch has as many batches as the text has "
-      "bytes for; iterating once is one epoch, the next iteration is the next epoch, or the rest "
-      "of one that was left: set_epoch() begins one anew. Throws Error for a text of fewer than "
-      "length + 1 bytes.");
+      "bytes for; iterating once is one epoch, from `position` on where that was set, and the next "
+      "iteration is the next epoch. Throws Error for a text of fewer than length + 1 bytes.");
   loader
       .def(nb::new_([](const nb::bytes& text, int64_t batch_size, int64_t length, uint64_t seed) {
              return on_text_of_its_own<RandomWindowLoader>(
@@ -107,11 +106,10 @@ void bind_windows(nb::module_& m) {
            }),
            "text"_a, nb::kw_only(), "batch_size"_a, "length"_a, "seed"_a = 0)
       .def("__len__", &RandomWindowLoader::batches)
-      .def("__iter__", [](nb::handle_t<RandomWindowLoader> self) { return nb::borrow(self); })
-      .def("__next__", [](RandomWindowLoader& self) { return nb::tuple(nb::cast(next_of(self))); })
       .def(
           "set_epoch", [](RandomWindowLoader& self, int64_t epoch) { self.seek({.epoch = epoch}); },
           "epoch"_a, "The next iteration is that epoch.");
+  define_iteration(m, "RandomWindowLoaderIterator", loader, &tuple_of);
   define_position(loader);
 
   nb::class_<WindowDataset, data::TensorDataset>(

@@ -103,9 +103,8 @@ void bind_data(nb::module_ m) {
       "Batches (images, labels), prepared ahead: float32 [B, 3, size, size] and int64 [B], or "
       "float32 [B, classes] with mixup or cutmix. Of an image whose shorter side is resized to "
       "size pixels the middle is taken, or a place at random by the augmentation random_crop. "
-      "normalize takes the data set's customary mean and deviation. Iterating once is one epoch; "
-      "the next iteration is the next epoch, or the rest of one that was left: position = (epoch, "
-      "0) begins that anew.");
+      "normalize takes the data set's customary mean and deviation. Iterating once is one epoch, "
+      "from `position` on where that was set, and the next iteration is the next epoch.");
   loader
       .def(
           "__init__",
@@ -119,13 +118,10 @@ void bind_data(nb::module_ m) {
           "dataset"_a, "batch_size"_a = 1, "shuffle"_a = false, nb::kw_only(),
           "drop_last"_a = false, "seed"_a = 0, "workers"_a = 1, "size"_a = 0,
           "filter"_a = "bilinear", "normalize"_a = false, "augmentation"_a = nb::dict())
-      .def("__len__", &Loader::batches)
-      .def("__iter__", [](nb::handle_t<Loader> self) { return nb::borrow(self); })
-      .def("__next__", [](Loader& loader) {
-        const data::Batch batch = next_of(loader);
-        return std::pair(batch.images,
-                         batch.soft_labels.defined() ? batch.soft_labels : batch.labels);
-      });
+      .def("__len__", &Loader::batches);
+  define_iteration(m, "LoaderIterator", loader, [](const data::Batch& batch) {
+    return std::pair(batch.images, batch.soft_labels.defined() ? batch.soft_labels : batch.labels);
+  });
   define_position(loader);
 }
 
@@ -171,8 +167,8 @@ void bind_tensor_data(nb::module_ m) {
   nb::class_<TensorLoader> loader(
       m, "TensorLoader",
       "Batches of a TensorDataset, or of an object with a length whose items are tensors or tuples "
-      "of them. Iterating once is one epoch; the next iteration is the next epoch, or the rest of "
-      "one that was left: position = (epoch, 0) begins that anew.");
+      "of them. Iterating once is one epoch, from `position` on where that was set, and the next "
+      "iteration is the next epoch.");
   loader
       .def(
           "__init__",
@@ -191,9 +187,8 @@ void bind_tensor_data(nb::module_ m) {
           },
           "dataset"_a, "batch_size"_a = 1, "shuffle"_a = false, nb::kw_only(),
           "drop_last"_a = false, "seed"_a = 0)
-      .def("__len__", &TensorLoader::batches)
-      .def("__iter__", [](nb::handle_t<TensorLoader> self) { return nb::borrow(self); })
-      .def("__next__", [](TensorLoader& self) { return nb::tuple(nb::cast(next_of(self))); });
+      .def("__len__", &TensorLoader::batches);
+  define_iteration(m, "TensorLoaderIterator", loader, &tuple_of);
   define_position(loader);
 }
 

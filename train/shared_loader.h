@@ -191,6 +191,14 @@ class SharedLoader {
     return mine;
   }
 
+  /// An iteration begins, of the source as well, without what was read ahead in an earlier one.
+  int64_t begin() {
+    ahead_.reset();
+    place_ = nullptr;
+    return source_.begin();
+  }
+  int64_t iteration() const { return source_.iteration(); }
+
  private:
   std::vector<Batch> read() {
     std::vector<Batch> round;

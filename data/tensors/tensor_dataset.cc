@@ -97,6 +97,7 @@ std::optional<Tensors> TensorLoader::next() {
   const int64_t count = std::min(options_.batch_size, dataset_->size() - begin);
   Tensors batch = dataset_->batch(std::span(order_).subspan(begin, count));
   ++position_.batch;
+  is_sought_ = false;
   return batch;
 }
 
@@ -106,6 +107,12 @@ void TensorLoader::seek(LoaderPosition position) {
              position.epoch, position.batch, batches());
   if (position.epoch != position_.epoch) order_.clear();
   position_ = position;
+  is_sought_ = true;
+}
+
+int64_t TensorLoader::begin() {
+  if (!is_sought_ && position_.batch > 0) seek({position_.epoch + 1, 0});
+  return ++iteration_;
 }
 
 }  // namespace weft::data

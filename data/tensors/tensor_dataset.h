@@ -65,11 +65,18 @@ class TensorLoader {
   LoaderPosition position() const { return position_; }
   /// Continues at `position`, its batch in [0, batches()]. Throws Error outside.
   void seek(LoaderPosition position);
+  /// An iteration begins: at the position that was sought last where nothing was taken since, else
+  /// with the next epoch where one was begun. Returns its number.
+  int64_t begin();
+  /// Of the iteration that began last.
+  int64_t iteration() const { return iteration_; }
 
  private:
   const TensorDatasetPtr dataset_;
   const TensorLoaderOptions options_;
   LoaderPosition position_;
+  bool is_sought_ = false;  // and nothing was taken since
+  int64_t iteration_ = 0;
   std::vector<int64_t> order_;  // of the epoch, once it has begun; else empty
 };
 

@@ -22,8 +22,19 @@ std::optional<Tensors> RandomWindowLoader::next() {
   }
   const auto [epoch, batch] = position_;
   ++position_.batch;
+  is_sought_ = false;
   const TokenBatch windows = random_windows(text_, options_, epoch * batches_ + batch);
   return Tensors{windows.tokens, windows.targets};
+}
+
+void RandomWindowLoader::seek(LoaderPosition position) {
+  position_ = position;
+  is_sought_ = true;
+}
+
+int64_t RandomWindowLoader::begin() {
+  if (!is_sought_ && position_.batch > 0) seek({position_.epoch + 1, 0});
+  return ++iteration_;
 }
 
 WindowDataset::WindowDataset(const Bytes& text, int64_t length)

@@ -22,13 +22,18 @@ class RandomWindowLoader {
   /// Nothing once at the end of an epoch.
   std::optional<Tensors> next();
   LoaderPosition position() const { return position_; }
-  void seek(LoaderPosition position) { position_ = position; }
+  void seek(LoaderPosition position);
+  /// As TensorLoader's.
+  int64_t begin();
+  int64_t iteration() const { return iteration_; }
 
  private:
   const Bytes& text_;
   const RandomWindows options_;
   const int64_t batches_;
   LoaderPosition position_;
+  bool is_sought_ = false;  // and nothing was taken since
+  int64_t iteration_ = 0;
 };
 
 /// Windows of one text that are all alike: each counts the second half of its targets, and each

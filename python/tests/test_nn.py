@@ -428,14 +428,39 @@ class Data(unittest.TestCase):
         with self.assertRaisesRegex(weft.Error, "vit_b_16"):
             weft.models.make("vgg")
 
-    def test_an_epoch_that_was_left_is_gone_on_with(self):
-        loader = weft.data.TensorLoader(weft.data.TensorDataset(weft.arange(6)), batch_size=2)
-        rows = lambda: [x.tolist() for x, in loader]
-        self.assertEqual(next(iter(loader))[0].tolist(), [0, 1])
-        self.assertEqual(rows(), [[2, 3], [4, 5]])
-        next(iter(loader))
-        loader.position = (1, 0)
-        self.assertEqual(rows(), [[0, 1], [2, 3], [4, 5]])
+    def test_an_iteration_begins_an_epoch_or_goes_on_where_it_was_told(self):
+        dataset, text = weft.data.TensorDataset(weft.arange(6)), bytes(range(60))
+        loaders = [weft.data.TensorLoader(dataset, batch_size=2, shuffle=True, seed=3),
+                   weft.data.Loader(weft.data.open("builtin", 1)[2], 100, shuffle=True, size=4),
+                   weft.data.RandomWindowLoader(text, batch_size=4, length=5)]
+        fabric = weft.train.Fabric()
+        fabric.launch()
+        shared = fabric.setup_dataloader(loaders[0])
+        for loader, told in [(each, each) for each in loaders] + [(shared, loaders[0])]:
+            with self.subTest(type(loader).__name__):
+                rows = lambda iterable: [batch[-1].tolist() for batch in iterable]
+                told.position = (0, 0)
+                epochs = [rows(loader) for _ in range(3)]
+                self.assertNotEqual(epochs[0], epochs[1])
+                told.position = (0, 0)
+                for batch in loader:
+                    break
+                self.assertEqual(rows(loader), epochs[1])
+                told.position = (0, 0)
+                self.assertEqual(rows(batch for _, batch in zip(epochs[0], loader)), epochs[0])
+                self.assertEqual(rows(loader), epochs[1])
+                # What was told is gone on with, by an iterator in two loops, too.
+                told.position = (1, 1)
+                iter(loader)
+                iterator = iter(loader)
+                self.assertEqual(rows(batch for batch, _ in zip(iterator, "a")), epochs[1][1:2])
+                self.assertEqual(rows(iterator), epochs[1][3:])
+                self.assertEqual(rows(iterator), [])
+                self.assertEqual(rows(loader), epochs[2])
+                left = iter(loader)
+                iter(loader)
+                with self.assertRaisesRegex(weft.Error, "expected a loader for each"):
+                    next(left)
 
     def test_the_loop_of_the_example_is_that_of_cpp(self):
         program = os.path.join("examples", "plain_training")

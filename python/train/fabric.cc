@@ -558,9 +558,8 @@ void bind_fabric(nb::module_ m) {
   bind_strategy_options(m);
   bind_context<HeldContext>(m, "Held", "What accumulate() and no_backward_sync() return.");
   bind_shared_batches(m);
-  nb::class_<TensorShares>(m, "SharedTensorLoader", "This rank's part of a TensorLoader.")
-      .def("__iter__", [](nb::handle_t<TensorShares> self) { return nb::borrow(self); })
-      .def("__next__", [](TensorShares& self) { return nb::tuple(nb::cast(next_of(self))); });
+  nb::class_<TensorShares> shares(m, "SharedTensorLoader", "This rank's part of a TensorLoader.");
+  define_iteration(m, "SharedTensorLoaderIterator", shares, &tuple_of);
   nb::class_<Fabric> fabric(
       m, "Fabric", nb::is_weak_referenceable(),
       "A plain training loop on one device or many, in a precision and by a strategy that its "
