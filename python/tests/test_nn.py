@@ -359,6 +359,26 @@ class Optimizers(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "Scheduler: expected a number .* for step 0, got 'x', a str"):
             optim.lr_scheduler.LambdaLR(o, lambda step: "x")
 
+    def test_one_cycle_moves_the_momentum(self):
+        weight = weft.ones(1, requires_grad=True)
+        for make, option in ((optim.SGD, "momentum"), (optim.AdamW, "beta1")):
+            o = make([weight])
+            s = optim.lr_scheduler.OneCycleLR(o, 1.0, 10)
+            seen = [(o.lr, o.param_groups[0][option])]
+            for _ in range(9):
+                s.step()
+                seen.append((o.lr, o.param_groups[0][option]))
+            for step, (lr, momentum) in {0: (0.04, 0.95), 1: (0.52, 0.9), 2: (1, 0.85), 9: (4e-6, 0.95)}.items():
+                self.assertAlmostEqual(seen[step][0], lr)
+                self.assertAlmostEqual(seen[step][1], momentum)
+            self.assertAlmostEqual(seen[3][1], 0.95 - 0.05 * (1 + math.cos(math.pi / 7)))
+            again = make([weight])
+            optim.lr_scheduler.OneCycleLR(again, 1.0, 10).load_state_dict(s.state_dict())
+            self.assertEqual(again.param_groups[0].options, o.param_groups[0].options)
+        o = optim.SGD([weight], momentum=0.5)
+        optim.lr_scheduler.OneCycleLR(o, 1.0, 10, cycle_momentum=False)
+        self.assertEqual(o.param_groups[0]["momentum"], 0.5)
+
     def test_clipping_and_loss_scaling(self):
         p = weft.tensor([3.0, 4.0], requires_grad=True)
         (p * p).sum().backward()
