@@ -60,6 +60,15 @@ void check_not_registered(nb::handle self, std::string_view name, std::string_vi
                    is_child ? "module" : "tensor", given);
 }
 
+/// In the __dict__, where copies have it, too: names of buffers that were registered as None.
+constexpr const char* kBuffersToCome = "_buffers_to_come";
+
+bool is_buffer_to_come(nb::handle self, nb::handle name) {
+  const nb::dict attributes = self.attr("__dict__");
+  return attributes.contains(kBuffersToCome) &&
+         nb::cast<nb::dict>(attributes[kBuffersToCome]).contains(name);
+}
+
 /// module.name = value: tensors that require a gradient become parameters, modules children. A name
 /// that is taken keeps its tensor, which takes the new one's data.
 void set_attribute(nb::handle self, nb::str name, nb::handle value) {
@@ -91,6 +100,8 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
     ModuleAccess::set_child_of(module, text, child);
   } else if (x.defined() && x.requires_grad() && x.autograd()->requires_grad) {
     ModuleAccess::parameter_of(module, text, x);
+  } else if (x.defined() && is_buffer_to_come(self, name)) {
+    ModuleAccess::buffer_of(module, text, x);
   }
   store(self, name, value.ptr());
   followers.set([&](nb::handle part, nb::handle copy) { nb::setattr(part, name, copy); });
@@ -150,13 +161,18 @@ nb::class_<Layer, Module, Derivable<Layer>> layer(nb::module_& m, const char* na
 constexpr auto kNone = [](const Module&) { return nb::tuple(); };
 
 void bind_module(nb::module_& m) {
-  const auto registers = [](const char* method,
+  const auto registers = [](const char* method, bool is_buffer,
                             void (*add)(Module&, std::string_view, const Tensor&)) {
     return [=](nb::handle_t<Module> self, const nb::str& name, const MaybeTensor& tensor) {
       auto& module = nb::cast<Module&>(self);
       const nb::object value = nb::cast(tensor);
       const Followers followers(module, value);
       add(module, name.c_str(), tensor);
+      if (is_buffer && value.is_none()) {
+        const nb::object known =
+            self.attr("__dict__").attr("setdefault")(kBuffersToCome, nb::dict());
+        known[name] = value;
+      }
       store(self, name, value.ptr());
       followers.set([&](nb::handle part, nb::handle copy) {
         const auto& theirs = nb::cast<const Module&>(part);
@@ -181,10 +197,14 @@ void bind_module(nb::module_& m) {
       .def("__setattr__", &set_attribute, "name"_a, nb::arg("value").none())
       .def("__delattr__", &delete_attribute, "name"_a)
       .def("__getattr__", &get_attribute, "name"_a)
-      .def("register_buffer", registers("register_buffer", &ModuleAccess::buffer_of), "name"_a,
-           nb::arg("tensor").none(), docs("nn::Module::buffer"))
-      .def("register_parameter", registers("register_parameter", &ModuleAccess::parameter_of),
-           "name"_a, nb::arg("tensor").none(), docs("nn::Module::parameter"))
+      .def("register_buffer", registers("register_buffer", true, &ModuleAccess::buffer_of),
+           "name"_a, nb::arg("tensor").none(),
+           fmt::format("{}\n\nNone: the tensor that is assigned to the name later is the buffer.",
+                       docs("nn::Module::buffer"))
+               .c_str())
+      .def("register_parameter",
+           registers("register_parameter", false, &ModuleAccess::parameter_of), "name"_a,
+           nb::arg("tensor").none(), docs("nn::Module::parameter"))
       .def(
           "add_module",
           [](nb::handle_t<Module> self, const std::string& name, nb::handle_t<Module> child) {

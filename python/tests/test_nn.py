@@ -1,5 +1,6 @@
 """Modules written in C++ and in Python, optimizers, schedules, mixed precision, data, models, files."""
 
+import copy
 import gc
 import math
 import os
@@ -63,6 +64,20 @@ class Modules(unittest.TestCase):
         self.assertTrue(m.scale.is_same(handle) and handle.requires_grad)
         m.fc2 = nn.Linear(8, 4, bias=False)
         self.assertEqual(len(m.parameters()), 4)
+
+    def test_a_buffer_that_was_none_is_the_tensor_that_comes(self):
+        m = nn.Module()
+        m.register_buffer("table", None)
+        m.register_buffer("other", None)
+        m.plain = None
+        self.assertEqual((m.table, list(m.state_dict())), (None, []))
+        later = copy.deepcopy(m)
+        m.table, m.plain = weft.ones(2), weft.ones(3)
+        self.assertEqual([name for name, _ in m.named_buffers()], ["table"])
+        m.to(weft.float64)
+        self.assertEqual((m.table.dtype, m.plain.dtype), (weft.float64, weft.float32))
+        later.other = weft.zeros(1)
+        self.assertEqual(list(later.state_dict()), ["other"])
 
     def test_what_is_registered_stays(self):
         m, given = Mlp(4, 8), nn.Parameter(weft.ones(4))
