@@ -69,8 +69,16 @@ bool is_buffer_to_come(nb::handle self, nb::handle name) {
          nb::cast<nb::dict>(attributes[kBuffersToCome]).contains(name);
 }
 
-/// module.name = value: tensors that require a gradient become parameters, modules children. A name
-/// that is taken keeps its tensor, which takes the new one's data.
+/// Whether a tensor was told that it requires no gradient, as nn.Parameter(x, requires_grad=False)
+/// tells it: what ops and detach() return was told nothing.
+bool is_frozen(const Tensor& x) {
+  const AutogradMeta* const said = x.autograd();
+  return said && !said->requires_grad && !said->grad_fn && !said->view && is_floating(x.dtype());
+}
+
+/// module.name = value: tensors that require a gradient, or were told that they do not, become
+/// parameters, modules children. A name that is taken keeps its tensor, which takes the new one's
+/// data, and is trained or frozen as that says.
 void set_attribute(nb::handle self, nb::str name, nb::handle value) {
   auto& module = module_of(self);
   const std::string_view text = name.c_str();
@@ -86,6 +94,8 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
                  text, type_of(self), x);
       Tensor kept = *own;
       kept.set_data(detach(x));
+      const bool is_leaf = x.requires_grad() && x.autograd()->requires_grad;
+      if (tensors == &parameters && (is_leaf || is_frozen(x))) kept.set_requires_grad(is_leaf);
       return store(self, name, nb::cast(kept).ptr());  // replicas look at each call
     }
   }
@@ -100,6 +110,9 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
     ModuleAccess::set_child_of(module, text, child);
   } else if (x.defined() && x.requires_grad() && x.autograd()->requires_grad) {
     ModuleAccess::parameter_of(module, text, x);
+  } else if (x.defined() && is_frozen(x) && !is_buffer_to_come(self, name)) {
+    ModuleAccess::parameter_of(module, text, x);
+    Tensor(x).set_requires_grad(false);
   } else if (x.defined() && is_buffer_to_come(self, name)) {
     ModuleAccess::buffer_of(module, text, x);
   }

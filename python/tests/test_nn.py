@@ -79,6 +79,23 @@ class Modules(unittest.TestCase):
         later.other = weft.zeros(1)
         self.assertEqual(list(later.state_dict()), ["other"])
 
+    def test_a_parameter_without_a_gradient_is_one_that_is_frozen(self):
+        m = nn.Linear(2, 2)
+        m.table = nn.Parameter(weft.ones(2), requires_grad=False)
+        m.weight = nn.Parameter(weft.ones(2, 2), requires_grad=False)
+        m.bias = weft.zeros(2)  # says nothing
+        m.plain = weft.ones(2)
+        self.assertEqual([(name, x.requires_grad) for name, x in m.named_parameters()],
+                         [("weight", False), ("bias", True), ("table", False)])
+        m(weft.ones(1, 2)).sum().backward()
+        self.assertEqual((m.weight.grad, m.bias.grad.tolist()), (None, [1, 1]))
+        optim.SGD(m.named_parameters(), lr=1.0).step()
+        self.assertEqual((m.weight.tolist(), m.bias.tolist()), ([[1, 1], [1, 1]], [-1, -1]))
+        twin = copy.deepcopy(m)
+        self.assertEqual((list(twin.state_dict()), twin.table.requires_grad), (["weight", "bias", "table"], False))
+        m.weight = nn.Parameter(weft.ones(2, 2))
+        self.assertTrue(m.weight.requires_grad)
+
     def test_what_is_registered_stays(self):
         m, given = Mlp(4, 8), nn.Parameter(weft.ones(4))
         for name, value, expected in (
