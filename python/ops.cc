@@ -272,22 +272,34 @@ void bind_elementwise(Table& table) {
       nb::kw_only(), "approximate"_a = "none");
   table.op(
       "clamp",
-      [](const Tensor& x, std::optional<double> min, std::optional<double> max) {
+      [](const Tensor& x, const std::optional<Operand>& min, const std::optional<Operand>& max) {
         WEFT_CHECK(min || max, "clamp: expected min, max or both");
-        return ops::clamp(x, min.value_or(-HUGE_VAL), max.value_or(HUGE_VAL));
-      },
-      "min"_a = nb::none(), "max"_a = nb::none());
-  table.op(
-      "clamp",
-      [](const Tensor& x, const MaybeTensor& min, const MaybeTensor& max) {
-        WEFT_CHECK(min.tensor.defined() || max.tensor.defined(),
-                   "clamp: expected min, max or both");
-        // Where x is at a bound the gradient is its own, as beside a number.
-        const auto bounded = [](const Tensor& x, const Tensor& bound, Binary is_beyond) {
-          return ops::where(ops::logical_or(is_beyond(x, bound), ops::is_nan(bound)), bound, x);
+        using Kind = Operand::Kind;
+        const auto is_double = [](const Tensor& x, const std::optional<Operand>& bound) {
+          return !bound || bound->kind == Kind::kFloat ||
+                 (bound->kind != Kind::kTensor && x.dtype() != DType::i64);
         };
-        const Tensor raised = min.tensor.defined() ? bounded(x, min, ops::lt) : x;
-        return max.tensor.defined() ? bounded(raised, max, ops::gt) : raised;
+        const auto in_doubles = [](const Tensor& x, const std::optional<Operand>& min,
+                                   const std::optional<Operand>& max) {
+          if (!min && !max) return x;
+          return ops::clamp(x, min ? min->as_double() : -HUGE_VAL,
+                            max ? max->as_double() : HUGE_VAL);
+        };
+        if (is_double(x, min) && is_double(x, max)) return in_doubles(x, min, max);
+        const auto is_int = [](const std::optional<Operand>& bound) {
+          return bound && (bound->kind == Kind::kInt || bound->kind == Kind::kBool);
+        };
+        WEFT_CHECK(!is_int(min) || !is_int(max) || min->integer <= max->integer,
+                   "clamp: low {} is above high {}", min->integer, max->integer);
+        // Where x is at a bound the gradient is its own, as beside a number.
+        const auto bounded = [](const Tensor& x, const Operand& bound, Binary is_beyond) {
+          const Tensor limit = bound.beside(x);
+          return ops::where(ops::logical_or(is_beyond(x, limit), ops::is_nan(limit)), limit, x);
+        };
+        const Tensor raised =
+            is_double(x, min) ? in_doubles(x, min, {}) : bounded(x, *min, ops::lt);
+        return is_double(raised, max) ? in_doubles(raised, {}, max)
+                                      : bounded(raised, *max, ops::gt);
       },
       "min"_a = nb::none(), "max"_a = nb::none());
   table.m.attr("clip") = table.m.attr("clamp");

@@ -117,6 +117,12 @@ class Ops(unittest.TestCase):
         x = weft.tensor([1.0, 5.0, 9.0])
         self.assertEqual(x.clamp(weft.tensor([2.0, 2.0, 2.0]), weft.tensor([8.0, 8.0, 8.0])).tolist(), [2, 5, 8])
         self.assertEqual(x.clamp(max=weft.tensor(4.0)).tolist(), [1, 4, 4])
+        self.assertEqual(x.clamp(min=weft.tensor([2.0, 2.0, 2.0]), max=7).tolist(), [2, 5, 7])
+        bound = weft.tensor(2.0, requires_grad=True)
+        y = x.clamp(min=bound, max=2.5)
+        self.assertEqual(y.tolist(), [2, 2.5, 2.5])
+        y.sum().backward()
+        self.assertEqual(bound.grad.item(), 1)
         low = weft.tensor([1.0, 6.0, float("nan")])
         x.requires_grad = low.requires_grad = True
         y = x.clamp(low, weft.tensor(6.0))

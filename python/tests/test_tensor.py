@@ -345,6 +345,11 @@ class Integers(unittest.TestCase):
         self.assertEqual(x.tolist(), [16777217, 16777217])
         clamped = weft.tensor([0, 16777217]).clamp(min=2)
         self.assertEqual((clamped.dtype, clamped.tolist()), (weft.int64, [2, 16777217]))
+        self.assertEqual(weft.tensor([0, n + 1, n + 3]).clamp(n, n + 2).tolist(), [n, n + 1, n + 2])
+        self.assertEqual(weft.tensor([0, n + 3]).clamp(max=n).tolist(), [0, n])
+        with self.assertRaisesRegex(weft.Error, f"clamp: low {n} is above high {n - 1}"):
+            weft.tensor([0]).clamp(n, n - 1)
+        self.assertEqual(weft.tensor([0, 255], dtype=weft.uint8).clamp(-1, 300).tolist(), [0, 255])
 
     def test_a_number_that_does_not_fit_wraps_and_is_compared_as_it_is(self):
         small = weft.tensor([5, 255], dtype=weft.uint8)
