@@ -114,6 +114,27 @@ struct type_caster<weft::Tensor> : type_caster_base<weft::Tensor> {
   }
 };
 
+/// A number, which a tensor may be where that has no gradient to lose.
+template <>
+struct type_caster<double> {
+  NB_TYPE_CASTER(double, const_name("float"))
+  bool from_python(handle source, uint32_t flags, cleanup_list*) noexcept {
+    const bool is_float = PyFloat_CheckExact(source.ptr());
+    if (!is_float && (flags & cast_flags::convert) == 0) return false;
+    weft::Tensor* tensor = nullptr;
+    if (!is_float && try_cast(source, tensor, false) && tensor && tensor->requires_grad()) {
+      return false;
+    }
+    value = PyFloat_AsDouble(source.ptr());
+    if (value != -1 || !PyErr_Occurred()) return true;
+    PyErr_Clear();
+    return false;
+  }
+  static handle from_cpp(double number, rv_policy, cleanup_list*) noexcept {
+    return PyFloat_FromDouble(number);
+  }
+};
+
 template <>
 struct type_caster<weft::python::MaybeTensor> {
   NB_TYPE_CASTER(weft::python::MaybeTensor, const_name("Tensor"))

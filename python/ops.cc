@@ -165,6 +165,9 @@ void fill_with(Tensor& x, const Operand& value) {
 /// A tensor of one element as a number.
 Operand number_of(const Operand& x) {
   Operand number = x;
+  WEFT_CHECK(x.kind != Operand::Kind::kTensor || !x.tensor.requires_grad(),
+             "arange: expected numbers, or tensors whose gradient is not asked for, got {}",
+             x.tensor);
   if (x.kind == Operand::Kind::kTensor) read_number(nb::cast(x.tensor).attr("item")(), number);
   return number;
 }

@@ -110,6 +110,16 @@ class Ops(unittest.TestCase):
         with self.assertRaisesRegex(weft.Error, "cross_entropy: a weight and reductions other than mean"):
             F.cross_entropy(logits, labels, reduction="sum", label_smoothing=0.1)
 
+    def test_a_number_with_a_gradient_is_refused(self):
+        x, number = weft.ones(2), weft.tensor(0.5, requires_grad=True)
+        for name, call in (("leaky_relu", lambda: F.leaky_relu(x, number)), ("add", lambda: x.add(x, alpha=number)),
+                           ("arange", lambda: weft.arange(number)),
+                           ("clip_grad_value_", lambda: weft.nn.utils.clip_grad_value_([x], number))):
+            with self.assertRaisesRegex((TypeError, weft.Error), name):
+                call()
+        self.assertEqual(F.leaky_relu(-x, number.detach()).tolist(), [-0.5, -0.5])
+        self.assertEqual(float(number), 0.5)
+
     def test_places_limits_and_identities(self):
         rows, columns = weft.tensor([[0, 2], [3, 0]]).nonzero(as_tuple=True)
         self.assertEqual((rows.tolist(), columns.tolist()), ([0, 1], [1, 0]))

@@ -693,8 +693,13 @@ void bind_loop(nb::module_& m) {
            text("save_checkpoint"))
       .def(
           "log_figures",
-          [](Trainer& self, const std::map<std::string, double>& figures) {
-            self.log_figures({figures.begin(), figures.end()});
+          [](Trainer& self, const std::map<std::string, Operand>& figures) {
+            NamedValues values;
+            for (const auto& [name, figure] : figures) {
+              const bool is_tensor = figure.kind == Operand::Kind::kTensor;
+              values.emplace_back(name, is_tensor ? figure.tensor.item() : figure.as_double());
+            }
+            self.log_figures(values);
           },
           "figures"_a, text("log_figures"))
       .def("refuse_step", &Trainer::refuse_step, "why"_a, text("refuse_step"))
