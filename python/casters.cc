@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <iterator>
+#include <limits>
 
 #include "autograd/raw.h"
 #include "python/bindings.h"
@@ -189,6 +191,24 @@ Tensor Operand::term_beside(const Tensor& x) const {
 
 std::optional<DType> Operand::result_dtype(const Tensor& x) const {
   return is_number_beside_floats(x) ? std::optional(x.dtype()) : std::nullopt;
+}
+
+void Operand::check_fits(std::string_view function, const Tensor& x) const {
+  if (kind == Kind::kTensor || is_floating(x.dtype()) || x.dtype() == DType::boolean) return;
+  visit_dtype(x.dtype(), [&]<class T>(TypeTag<T>) {
+    if constexpr (std::is_integral_v<T>) {
+      constexpr T kLow = std::numeric_limits<T>::min(), kHigh = std::numeric_limits<T>::max();
+      constexpr int64_t kLowest = std::is_signed_v<T> ? int64_t{kLow} : -int64_t{kHigh};
+      const double whole = std::trunc(real);
+      // Of int64 kHigh rounds up to 2^63, which does not fit.
+      const bool fits = kind == Kind::kFloat ? whole >= static_cast<double>(kLow) &&
+                                                   whole < static_cast<double>(kHigh / 2 + 1) * 2
+                                             : integer >= kLowest && integer <= int64_t{kHigh};
+      WEFT_CHECK(fits, "{}: expected a number from {} to {}, which {} holds, got {}", function,
+                 int64_t{kLow}, int64_t{kHigh}, long_name(x.dtype()),
+                 kind == Kind::kFloat ? fmt::format("{}", real) : fmt::format("{}", integer));
+    }
+  });
 }
 
 Tensor Operand::compared_with(const Tensor& x) const {

@@ -59,6 +59,9 @@ struct Operand {
   Tensor term_beside(const Tensor& x) const;
   /// Of a number beside a floating x its dtype; else what dtypes are promoted to.
   std::optional<DType> result_dtype(const Tensor& x) const;
+  /// Throws Error where x, of integers, would be given another number, but for what an unsigned
+  /// dtype wraps of a negative int: of -1 all bits.
+  void check_fits(std::string_view function, const Tensor& x) const;
   /// As beside(x) for comparisons, which wrap nothing: beside integers an int is i64.
   Tensor compared_with(const Tensor& x) const;
   bool is_number_beside_floats(const Tensor& x) const {

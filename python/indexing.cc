@@ -199,6 +199,7 @@ void set_item(const Tensor& x, nb::handle key, nb::handle value) {
   if (nb::isinstance<Tensor>(value)) {
     values = nb::cast<Tensor>(value);
   } else if (read_number(value, operand)) {
+    operand.check_fits("setitem", x);
     const bool is_rounded = operand.kind == Operand::Kind::kFloat && !is_floating(x.dtype());
     values = is_rounded ? Tensor::full({}, operand.real, DType::f64)
                         : operand.beside(Tensor::empty({0}, x.dtype()));

@@ -149,13 +149,17 @@ struct Table {
   }
 };
 
-/// Writes a number over x. An int is exact in int64, too, beyond 2^53.
+/// Writes a number over x. An int is exact in int64, too, beyond 2^53. Throws Error for one that an
+/// integer x does not hold.
 void fill_with(Tensor& x, const Operand& value) {
   if (value.kind == Operand::Kind::kTensor) {
     WEFT_CHECK(value.tensor.dim() == 0,
                "fill_: expected a number or a tensor without dimensions, got {}", value.tensor);
     ops::copy_(x, ops::to(value.tensor, x.device()));
-  } else if (x.dtype() == DType::i64 && value.kind != Operand::Kind::kFloat) {
+    return;
+  }
+  value.check_fits("fill_", x);
+  if (is_integral(x.dtype()) && value.kind != Operand::Kind::kFloat) {
     ops::copy_(x, value.beside(x));
   } else {
     ops::fill_(x, value.as_double());

@@ -1,6 +1,7 @@
 """Tensors: how they are made, what they say of themselves, operators, indexing, printing."""
 
 import copy
+import math
 import pickle
 import random
 import unittest
@@ -358,6 +359,32 @@ class Integers(unittest.TestCase):
         self.assertEqual((small == 300).tolist(), [False, False])
         self.assertEqual((small > -1).tolist(), [True, True])
         self.assertEqual((weft.tensor([2**31 - 1], dtype=weft.int32) < 2**40).tolist(), [True])
+
+    def test_a_number_that_is_written_fits(self):
+        def at_once(x, number):
+            x[0] = number
+
+        def at_places(x, number):
+            x[weft.tensor([0])] = number
+
+        for write in (weft.Tensor.fill_, at_once, at_places):
+            for dtype, refused, taken in (
+                (weft.uint8, (300, -256, 256.0, -1.0, math.nan, math.inf), {-1: 255, 255.5: 255, 7: 7}),
+                (weft.int32, (2**31, -(2**31) - 1, 2.0**31, 1e30), {-(2**31): -(2**31), 2.9: 2}),
+                (weft.int64, (2.0**63, -math.inf), {2**53 + 1: 2**53 + 1, -(2.0**63): -(2**63)}),
+            ):
+                for number in refused:
+                    x = weft.ones(1, dtype=dtype)
+                    with self.assertRaisesRegex(weft.Error, "expected a number from .* holds, got "):
+                        write(x, number)
+                    self.assertEqual(x.tolist(), [1])
+                for number, written in taken.items():
+                    x = weft.ones(1, dtype=dtype)
+                    write(x, number)
+                    self.assertEqual(x.tolist(), [written])
+        self.assertEqual(weft.zeros(1, dtype=weft.bool).fill_(300).tolist(), [True])
+        with self.assertRaisesRegex(weft.Error, "fill_: expected a number from 0 to 255"):
+            weft.full((2,), 256, dtype=weft.uint8)
 
     def test_fractions_are_lost_nowhere(self):
         x = weft.tensor([1, 2])
