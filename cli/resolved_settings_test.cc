@@ -109,7 +109,7 @@ TEST_CASE("each setting is an option of the command line, and takes its value th
   }
   CHECK(parse({"--layer-norm-eps", "1e-5", "--model", "vit_b_16"}).config.layer_norm_eps == 1e-5);
   CHECK(parse({"--random-crop"}).config.augmentation.random_crop);
-  CHECK(parse({"--magnitude", "5"}).config.augmentation.magnitude == 5);
+  CHECK(parse({"--rand-augment", "2", "--magnitude", "5"}).config.augmentation.magnitude == 5);
   CHECK_FALSE(parse({"--no-normalize"}).config.normalize);
   CHECK(parse({"--no-normalize"}).origins.at("normalize") == "command line");
 }

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <type_traits>
 
 #include "cli/command.h"
 #include "cli/devices_option.h"
+#include "cli/resolved_settings.h"
 #include "dist/strategy/aliases.h"
 #include "dist/strategy/settings.h"
 #include "dist/strategy/strategy_kind.h"
@@ -178,6 +180,44 @@ void with_origin(const EffectiveSettings& settings, const train::ConfigFile& fil
       message.erase(0, name.size() + 2);
     }
     throw Error(fmt::format("{}key \"{}\": {}", place, its, message));
+  }
+}
+
+/// Throws Error naming a setting of the command line that another one makes nothing of, or of any
+/// origin but a recipe that the model has not.
+void check_effect(const EffectiveSettings& settings, const Device& kind) {
+  const train::Config& config = settings.config;
+  const auto is_said = [&](const std::string& key) {
+    return settings.origins.at(key) == kCommandLine;
+  };
+  WEFT_CHECK(!is_said("batch_size") || config.global_batch_size == 0,
+             "batch-size: {} images on each device, and global-batch-size {} on all of them ({}); "
+             "expected one of the two",
+             config.batch_size, config.global_batch_size, settings.origins.at("global_batch_size"));
+  const nlohmann::json mine = to_json(config), usual = to_json(train::Config());
+  std::optional<ResolvedSettings> resolved;
+  const auto check = [&](const std::string& key, bool is_asked, auto&& say) {
+    if (!is_asked) return;
+    if (!resolved) resolved = resolve(config, kind);
+    const auto unused = resolved->unused.find(key);
+    if (unused != resolved->unused.end()) say(train::option_name(key), unused->second);
+  };
+  for (const char* key : {"drop_path", "layer_norm_eps", "checkpoint_activations"}) {
+    const bool is_asked =
+        mine.at(key) != usual.at(key) && !settings.origins.at(key).starts_with("recipe ");
+    check(key, is_asked, [&](const std::string& name, const auto& what) {
+      WEFT_FAIL("{}: {} is set, but model {}", name, mine.at(key).dump(), what);
+    });
+  }
+  // Others go by the devices, which a command line may be for several of.
+  for (const char* key :
+       {"magnitude", "alternate_flip", "interpolation", "initial_loss_scale", "loss_scale_window",
+        "loss_scale_hysteresis", "min_loss_scale", "tf32_rounding", "fp8_scaling"}) {
+    const bool is_asked = is_said(key) && mine.at(key) != false;
+    check(key, is_asked, [&](const std::string& name, const auto& what) {
+      WEFT_FAIL("{}: a setting {}, which this run has not; expected that, too, or neither", name,
+                what);
+    });
   }
 }
 
@@ -495,6 +535,7 @@ EffectiveSettings effective(const RunSettings& settings, const Device& kind) {
       solve(file, result);
       config.precision = train::find_precision(config.precision).name;
       train::validate(config);
+      check_effect(result, kind);
     });
     if (result.origins["warmup"] == kCommandLine && optim::is_deepspeed_schedule(config.schedule)) {
       result.notes.emplace_back("scheduler: --warmup counts where its warmup_num_steps is auto");

@@ -36,6 +36,28 @@ std::string write_file(const std::string& name, const std::string& text) {
 
 }  // namespace
 
+TEST_CASE("a setting that another one makes nothing of is an error that names both") {
+  for (const auto& [option, message] : std::vector<std::pair<std::string, std::string>>{
+           {"--magnitude 5", "magnitude: a setting of rand-augment, which this run has not"},
+           {"--no-flip --alternate-flip", "alternate-flip: a setting of flip, which this run"},
+           {"--interpolation timm", "interpolation: a setting of weights that training starts"},
+           {"--loss-scale-window 7", "loss-scale-window: a setting of a dynamic loss-scale in"},
+           {"--tf32-rounding nearest", "tf32-rounding: a setting of precision tf32, which"},
+           {"--model resnet8 --drop-path 0.1", "drop-path: 0.1 is set, but model resnet8 has none"},
+           {"--model resnet8 --checkpoint-activations",
+            "checkpoint-activations: true is set, but model resnet8 has none"},
+           {"--model resnet8 --config " + write_file("path.yaml", "drop-path: 0.1\n"),
+            "key \"drop-path\": 0.1 is set, but model resnet8 has none"}}) {
+    INFO(option);
+    CHECK_THROWS_AS(parse(option), UsageError);
+    CHECK_THROWS_WITH(parse(option), Contains(message));
+  }
+  for (const char* option : {"--rand-augment 2 --magnitude 5", "--no-flip --no-alternate-flip",
+                             "--precision fp16 --loss-scale-window 7", "--drop-path 0.1"}) {
+    CHECK_NOTHROW(parse(option));
+  }
+}
+
 TEST_CASE("devices are a number, or all that there are") {
   CHECK(parse("--devices 4").config.devices == 4);
   CHECK(parse("--devices auto").config.devices == 1);  // of the CPU
@@ -234,6 +256,13 @@ TEST_CASE("defaults, recipe, file, command line: the later one counts, and is na
       write_file("ds.json", "{\"train_batch_size\": 64, \"train_micro_batch_size_per_gpu\": 4}");
   CHECK(parse("--config " + rule + " --devices 4").config.accumulate == 4);
   CHECK_THROWS_WITH(parse("--config " + rule + " --devices 3"), Contains("train_batch_size"));
+  // Of all devices, or of each.
+  CHECK_THROWS_WITH(parse("--global-batch-size 32 --batch-size 8"),
+                    Contains("batch-size: 8 images on each device, and global-batch-size 32 on all "
+                             "of them (command line); expected one of the two"));
+  const std::string whole = write_file("whole.yaml", "global-batch-size: 32\n");
+  CHECK_THROWS_WITH(parse("--config " + whole + " --batch-size 8"), Contains("whole.yaml"));
+  CHECK(parse("--global-batch-size 32").config.global_batch_size == 32);
   // What else the command line says is a part of the rule.
   const std::string total = write_file("total.json", "{\"train_batch_size\": 16}");
   const EffectiveSettings parts = parse("--config " + total + " --devices 2 --accumulate 4");

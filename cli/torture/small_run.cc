@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "core/error.h"
@@ -64,9 +65,11 @@ io::Path SmallRun::fresh_output() { return scratch_ / fmt::format("run-{}", rack
 
 std::vector<std::string> SmallRun::start(const io::Path& output) const {
   std::vector<std::string> words = {"train", "--data", "folder:" + (scratch_ / "images").string()};
-  words.insert(words.end(), {"--model", "cct", "--image-size", "16", "--batch-size", "8"});
+  words.insert(words.end(), {"--model", "cct", "--image-size", "16"});
   words.insert(words.end(), {"--epochs", std::to_string(epochs_), "--save-every", "2"});
   words.insert(words.end(), {"--threads", "2", "--device", "cpu", "--output", output});
+  const bool has_batch = std::ranges::count(extra_, "--global-batch-size") > 0;
+  if (!has_batch) words.insert(words.end(), {"--batch-size", "8"});
   words.insert(words.end(), extra_.begin(), extra_.end());
   return words;
 }

@@ -11,9 +11,10 @@ using Catch::Matchers::Contains;
 namespace {
 
 /// Images of three colours on which epochs have some 40 batches of two.
-std::string images(const std::string& model = "resnet8") {
+std::string images(const std::string& model = "resnet8",
+                   const std::string& batch = "--batch-size 2") {
   static const std::string folder = make_colour_folders("fit_images", 30, 16, 16);
-  return "--batch-size 2 --data folder:" + folder + " --model " + model + " ";
+  return batch + " --data folder:" + folder + " --model " + model + " ";
 }
 const std::string kText = "--recipe gpt-quick --batch-size 2 ";
 
@@ -263,7 +264,7 @@ TEST_CASE("Ranks average, stop and rank their states together") {
       "--epochs 2 --limit-batches 4 --val-check-interval 2 --ema 0.5 --early-stopping=9 "
       "--save-top-k=-1 --global-batch-size 8 --optimizer sgd --lr 0.1 ";
   const bool is_text = GENERATE(false, true);
-  const std::string data = is_text ? "--recipe gpt-quick " : images("vit_lite");
+  const std::string data = is_text ? "--recipe gpt-quick " : images("vit_lite", "");
   const auto one = run_train("fit_one", data + settings);
   for (const std::string strategy : {"ddp", "fsdp --state-dict-type sharded", "pipeline"}) {
     INFO(data << strategy);
