@@ -44,9 +44,10 @@ RunFigures read_figures(const std::string& directory, uint64_t seed) {
 /// Marks a run that failed, so that it is not tried again.
 std::string failure_of(const std::string& directory) { return directory + "/failed"; }
 
-bool is_complete(const std::string& directory, const train::Config& config) {
-  return fs::exists(directory + "/model.safetensors") &&
-         static_cast<int64_t>(read_figures(directory, 0).curve.size()) >= config.epochs;
+/// Whether the run is at its end, be that one of its epochs or of --max-steps: a run that was
+/// stopped writes no weights.
+bool is_complete(const std::string& directory) {
+  return fs::exists(directory + "/model.safetensors");
 }
 
 void check_same_settings(const std::string& directory, const train::Config& config) {
@@ -137,7 +138,7 @@ bool train_all(std::vector<Cell>& cells, const StudyOptions& options) {
       std::ranges::replace(name, '/', '_');  // of a path
       const std::string directory = options.output + "/" + name;
       check_same_settings(directory, config);
-      if (!is_complete(directory, config) && !fs::exists(failure_of(directory))) {
+      if (!is_complete(directory) && !fs::exists(failure_of(directory))) {
         fmt::print(stderr, "[{}/{}] {}\n", ++number, total, name);
         const int code = train_once(directory, config, options);
         if (code == 130) return false;

@@ -146,6 +146,15 @@ TEST_CASE("seeds and settings") {
   const Outcome lost = run_weft("study seeds --seeds 2 --output " + output + tiny());
   CHECK(lost.code == 1);
   CHECK_THAT(lost.err, Contains("its metrics.jsonl ends at step 0, its last checkpoint is step-"));
+  // A run that ended within its epochs is no other one.
+  const std::string short_runs = fresh_scratch("short_runs");
+  for (const bool is_first : {true, false}) {
+    const Outcome outcome =
+        run_weft("study seeds --seeds 1 --max-steps 2 --output " + short_runs + tiny());
+    INFO(outcome.err);
+    CHECK(outcome.code == 0);
+    CHECK((outcome.err.find("[1/1]") != std::string::npos) == is_first);
+  }
   const auto runs = study("sweep --vary lr=1e-4,1e-3 --vary optimizer=sgd --seeds 1 --output " +
                           fresh_scratch("settings"));
   REQUIRE(runs.size() == 2);
