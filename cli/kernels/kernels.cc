@@ -164,6 +164,10 @@ int run(const Words& words) {
     lab.options.erase(lab.options.begin());
   } else if (has_option(lab.options, "--plugin")) {
     lab.ops = {kOpOfPlugin};
+  } else if (has_option(lab.options, "--help") || has_option(lab.options, "-h")) {
+    lab.ops = {kOps.front()};  // every op has the same options
+    fmt::print("Of any OP, here {}:\n", kOps.front());
+    std::fflush(stdout);
   } else {
     for (const char* option : {"--shape", "--variant", "--case"}) {
       check_usage(!has_option(lab.options, option),

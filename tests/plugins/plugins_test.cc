@@ -342,6 +342,13 @@ TEST_CASE("A skeleton of a new op passes as it is, in a folder of its own") {
   CHECK_THAT(wrong.text, Contains("weft kernels check softmax --plugin "));
 }
 
+TEST_CASE("The help of kernels check without an op is that of one") {
+  const std::string text = run("cli/weft_kernels kernels check --help").text;
+  const size_t usage = text.find("Usage: ");
+  REQUIRE(usage != std::string::npos);
+  CHECK(text.find("Usage: ", usage + 1) == std::string::npos);
+}
+
 TEST_CASE("Mistakes in the arguments of kernels new are one line") {
   const std::string there = plugin("row_loop.cc", "softmax_cpu_mine.cc").parent_path().string();
   const struct {
