@@ -98,6 +98,9 @@ int evaluate_images(const Arguments& a, const Ranks& ranks) {
   set_arithmetic(a, trained.config, *trained.model, trained.device);
   const std::string spec = a.data.empty() ? trained.config.data : a.data;
   const data::Evaluation opened = data::open_evaluation(spec);
+  if (const std::string line = opened.dataset->left_out(); !line.empty() && ranks.mine == 0) {
+    fmt::print(stderr, "weft: note: {}\n", line);
+  }
   if (!a.source.weights.empty()) name_classes(trained, *opened.dataset, a.source.weights);
   const data::DatasetPtr all = data::relabel(opened.dataset, trained.classes);
   const int64_t batch_size = a.batch_size > 0 ? a.batch_size : trained.config.batch_size;

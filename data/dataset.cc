@@ -44,6 +44,7 @@ class View : public Dataset {
     labels_ = std::move(labels);
   }
   std::string name(int64_t index) const override { return base_->name(indices_.at(index)); }
+  std::string left_out() const override { return base_->left_out(); }
   Image image(int64_t index) const override { return base_->image(indices_.at(index)); }
 
  private:

@@ -51,6 +51,8 @@ class Dataset {
   int64_t label(int64_t index) const { return labels_.at(index); }
   /// Of the file that an example is in, which tells it from others; empty where it has none.
   virtual std::string name(int64_t) const { return {}; }
+  /// A line that counts the images of a folder that are none of its examples; empty without any.
+  virtual std::string left_out() const { return {}; }
   /// Throws Error naming the file when it cannot be read.
   virtual Image image(int64_t index) const = 0;
   Example example(int64_t index) const { return {image(index), label(index)}; }

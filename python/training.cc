@@ -90,6 +90,9 @@ void bind_data(nb::module_ m) {
       "open",
       [](const std::string& spec, uint64_t seed) {
         data::Splits splits = data::open_data(spec, seed);
+        for (const std::string& line : data::left_out(splits)) {
+          nb::module_::import_("warnings").attr("warn")(line);
+        }
         const auto shared = [](const data::DatasetPtr& d) {
           return std::const_pointer_cast<data::Dataset>(d);
         };

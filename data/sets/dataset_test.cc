@@ -135,6 +135,24 @@ TEST_CASE("an image folder is sorted, cached or not") {
   }
 }
 
+TEST_CASE("images that a folder does not give are counted") {
+  const TemporaryFolder folder;
+  write_file(folder / "cat/z.jpeg", encode_jpeg(formula_image(8, 7)));
+  CHECK(open_image_folder(folder.path())->left_out().empty());
+  for (const char* name : {"cat/a.webp", "cat/b.WEBP", "cat/c.bmp", "cat/d.tif", "cat/notes.txt",
+                           "cat/deeper/still/e.png", "cat/deeper/f.bmp", "g.jpg"}) {
+    write_file(folder / name, {'x'});
+  }
+  const DatasetPtr set = open_image_folder(folder.path());
+  CHECK(set->size() == 1);
+  CHECK(subset(set, 0, 1)->left_out() == set->left_out());
+  CHECK(set->left_out() ==
+        folder.path() +
+            ": 7 images are left out (1 .bmp, 1 .tif, 2 .webp, 1 beside the classes' "
+            "folders, 2 in folders of a class's folder); 1 are read, the .jpg, .jpeg "
+            "and .png files of each class's folder");
+}
+
 TEST_CASE("a folder's cache keeps to its budget, whatever the first image's size") {
   const TemporaryFolder folder;
   write_file(folder / "a/0.png", encode_png(formula_image(1, 1)));

@@ -148,6 +148,14 @@ Splits open_data(const std::string& spec, uint64_t seed) {
   return {subset(all, 0, cut), subset(all, cut, all->size()), test};
 }
 
+std::set<std::string> left_out(const Splits& splits) {
+  std::set<std::string> lines;
+  for (const DatasetPtr& part : {splits.train, splits.validation, splits.test}) {
+    if (part && !part->left_out().empty()) lines.insert(part->left_out());
+  }
+  return lines;
+}
+
 Evaluation open_evaluation(const std::string& spec) {
   const Source source = locate(spec);
   if (source.kind != Kind::kFolder) return {load(source, Part::kTest), "test"};

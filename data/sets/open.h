@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 
 #include "data/dataset.h"
@@ -33,6 +34,9 @@ void check_data_spec(const std::string& spec);
 /// else. Labels of every split count in the training set's class names. Throws Error naming the
 /// spec and the accepted ones, or the file or folder that is wrong.
 Splits open_data(const std::string& spec, uint64_t seed);
+
+/// What left_out() says of the splits, of several parts of one folder once.
+std::set<std::string> left_out(const Splits& splits);
 
 struct Evaluation {
   DatasetPtr dataset;

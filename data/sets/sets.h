@@ -43,6 +43,7 @@ DatasetPtr load_mnist(const std::string& directory, Part part);
 
 /// DIRECTORY/<class>/<image>: classes are its subfolders in byte order of their names, a class's
 /// examples its .jpg, .jpeg and .png files in byte order; names with a leading dot are passed over.
+/// left_out() counts images of other formats, in folders of a class's and beside the classes.
 /// Decoded images are kept in memory when all of them, taken to be as large as the first, fit in
 /// `cache_bytes`. Throws Error naming the directory when it is missing, holds no class, or a class
 /// holds no image.

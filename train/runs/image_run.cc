@@ -569,6 +569,11 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
   if (options.threads > 0) set_num_threads(options.threads);
   const GlobalBatch batch(config);
   const data::Splits splits = data::open_data(config.data, config.seed);
+  if (!options.world || options.world->rank() == 0) {
+    for (const std::string& line : data::left_out(splits)) {
+      fmt::print(stderr, "weft: note: {}\n", line);
+    }
+  }
   TrainerOptions how = trainer_options(config, options);
   how.micro_batches = true;
   how.accumulate_grad_batches *= batch.of_rank();
