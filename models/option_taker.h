@@ -27,8 +27,7 @@ class OptionTaker {
     (options_.*option).reset();
   }
 
-  /// The model, once those of its options were taken that not all have. Throws Error naming it and
-  /// an option that it does not have.
+  /// The model, once those of its options were taken that not all have. Throws as finish() does.
   template <class Model, class Config>
   std::unique_ptr<Classifier> make(Config config) {
     take(&ModelOptions::image_size, config.image_size);
@@ -37,11 +36,10 @@ class OptionTaker {
     finish();
     return std::make_unique<Model>(config);
   }
-
- private:
-  /// Throws where an option was not taken.
+  /// Throws Error naming the model and an option that nobody took.
   void finish() const;
 
+ private:
   std::string model_;
   ModelOptions options_;
 };

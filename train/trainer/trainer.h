@@ -221,9 +221,8 @@ class Trainer {
   nlohmann::json state_dict();
   void load_state_dict(const nlohmann::json& state);
   /// Goes on from another place, at the start of a fit: on_fit_start of callbacks that restore the
-  /// rest themselves. `history`: what history() said there, on whatever ranks; of older states
-  /// nothing.
-  void seek(data::LoaderPosition place, int64_t global_step, const nlohmann::json& history = {});
+  /// rest themselves. `history`: what history() said there, on whatever ranks, or null.
+  void seek(data::LoaderPosition place, int64_t global_step, const nlohmann::json& history);
   /// The part of state_dict() that has no place: the time, the figures, and whether a validation is
   /// due that a signal has cut short.
   nlohmann::json history() const;
