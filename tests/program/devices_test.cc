@@ -161,7 +161,7 @@ TEST_CASE("without mpirun ranks are processes that talk over TCP, and train the 
   run_train("with_mpirun", tiny(4, "--devices 2 --strategy fsdp"));
   const std::string run = fresh_scratch("without_mpirun"), here = "PATH=/nowhere ";
   const Outcome outcome =
-      run_shell(here + "/usr/bin/timeout 120 " + weft_program() + " train --output " + run + " " +
+      run_shell(here + "/usr/bin/timeout 300 " + weft_program() + " train --output " + run + " " +
                 tiny(4, "--devices 2 --strategy fsdp"));
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
@@ -180,8 +180,8 @@ TEST_CASE(
   const std::string folder = fresh_scratch("local ranks");
   std::filesystem::create_directories(folder);
   const auto launch = [&](const std::string& command) {
-    return run_shell("PATH=/nowhere TMPDIR='" + folder + "' /usr/bin/timeout 60 " + weft_program() +
-                     " launch " + command);
+    return run_shell("PATH=/nowhere TMPDIR='" + folder + "' /usr/bin/timeout 300 " +
+                     weft_program() + " launch " + command);
   };
   const Outcome ranks = launch(
       "--devices 3 -- /bin/sh -c 'echo rank $RANK of $WORLD_SIZE, $LOCAL_RANK here; "

@@ -21,7 +21,7 @@ std::string tiny(const std::string& more) {
 /// Runs `weft train` as two ranks; `environment` of one's number goes in front.
 Outcome run_two(const std::function<std::string(int)>& environment, const std::string& arguments) {
   const auto rank = [&](int r) {
-    return fmt::format("env {} timeout 60 {} {}", environment(r), weft_program(), arguments);
+    return fmt::format("env {} timeout 300 {} {}", environment(r), weft_program(), arguments);
   };
   return run_shell(rank(1) + " & second=$!; " + rank(0) +
                    "; first=$?; wait $second && exit $first");
@@ -68,7 +68,7 @@ TEST_CASE("ranks that were not started alike are told apart") {
   const auto apart = [&](const std::string& of_rank_1, const std::string& message) {
     fresh_scratch("apart");
     const auto rank = [&](int r) {
-      return with_store(r) + " timeout 120 " + weft_program() + " train --output " +
+      return with_store(r) + " timeout 300 " + weft_program() + " train --output " +
              fresh_scratch("apart_run") + " " + tiny("") + (r == 1 ? " " + of_rank_1 : "");
     };
     const Outcome outcome = run_shell(rank(1) + " & second=$!; " + rank(0) +
@@ -86,16 +86,16 @@ TEST_CASE("variables that do not make a world are errors") {
   for (const auto& [variables, message] :
        {std::pair("WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"),
         std::pair("RANK=1", "RANK is 1, but WORLD_SIZE is not set")}) {
-    check_error(run_shell(fmt::format("{} timeout 60 {} train --output {} {}", variables,
+    check_error(run_shell(fmt::format("{} timeout 300 {} train --output {} {}", variables,
                                       weft_program(), fresh_scratch("none"), tiny(""))),
                 1, message);
   }
-  check_error(run_shell("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost timeout 60 " + weft_program() +
+  check_error(run_shell("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost timeout 300 " + weft_program() +
                         " train --output " + fresh_scratch("none") + " " + tiny("")),
               1, "MASTER_PORT is not");
   check_error(
       run_shell("RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1 "
-                "WEFT_DIST_TIMEOUT=0.3 timeout 60 " +
+                "WEFT_DIST_TIMEOUT=0.3 timeout 300 " +
                 weft_program() + " train --output " + fresh_scratch("none") + " " + tiny("")),
       1, "cannot connect to localhost, port 1");
 }

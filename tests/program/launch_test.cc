@@ -28,7 +28,7 @@ TEST_CASE("ranks have torchrun's variables, whoever starts them") {
       "$GROUP_RANK, at $MASTER_ADDR, ${MASTER_PORT:+a port}'";
   for (const std::string& environment : {std::string(), kNoMpirun}) {
     INFO(environment);
-    const Outcome outcome = run_shell(environment + "/usr/bin/timeout 60 " + weft_program() +
+    const Outcome outcome = run_shell(environment + "/usr/bin/timeout 300 " + weft_program() +
                                       " launch --devices 3" + kShell + say);
     INFO(outcome.err);
     CHECK(outcome.code == 0);
@@ -108,7 +108,7 @@ TEST_CASE("hosts without mpirun meet at an address, and train as one host does")
   const std::string run = fresh_scratch("two_hosts");
   const auto host = [&](int number) {
     return fmt::format(
-        "/usr/bin/timeout 90 {0} launch --devices 2 --nodes 2 --node-rank {1} -- {0} train "
+        "/usr/bin/timeout 300 {0} launch --devices 2 --nodes 2 --node-rank {1} -- {0} train "
         "--output "
         "{2} {3}",
         weft_program(), number, run, tiny("--epochs 1"));
@@ -137,7 +137,7 @@ TEST_CASE("hosts without mpirun meet at an address, and train as one host does")
 TEST_CASE("launchers of several hosts start their ranks again together") {
   const auto host = [](int number) {
     return fmt::format(
-        "{} /usr/bin/timeout 60 {} launch --devices 2 --nodes 2 --node-rank {} --max-restarts 1 "
+        "{} /usr/bin/timeout 300 {} launch --devices 2 --nodes 2 --node-rank {} --max-restarts 1 "
         "-- /bin/sh -c 'echo $RANK after $WEFT_RESTART; exit $((${{WEFT_RESTART:-4}} - 1))'",
         kNoMpirun, weft_program(), number);
   };
@@ -171,7 +171,7 @@ TEST_CASE("hosts in a file are mpirun's, for a training that starts ranks") {
 }
 
 TEST_CASE("a program goes on with the ranks that are left, or that a file asks for") {
-  const std::string start = kNoMpirun + "/usr/bin/timeout 60 " + weft_program() + " launch ";
+  const std::string start = kNoMpirun + "/usr/bin/timeout 300 " + weft_program() + " launch ";
   const Outcome left = run_shell(start + "--devices 4 --min-devices 2 --max-restarts 3" + kShell +
                                  "'echo $RANK of $WORLD_SIZE; [ $RANK -lt 2 ] || kill -9 $$; "
                                  "echo first $WEFT_FIRST_RANKS'");
@@ -184,7 +184,7 @@ TEST_CASE("a program goes on with the ranks that are left, or that a file asks f
   // An error loses nobody, whoever starts the ranks; fewer than so many are no run.
   for (const std::string& environment : {std::string(), kNoMpirun}) {
     const Outcome error =
-        run_shell(environment + "/usr/bin/timeout 60 " + weft_program() +
+        run_shell(environment + "/usr/bin/timeout 300 " + weft_program() +
                   " launch --devices 2 --min-devices 1 --max-restarts 1" + kShell +
                   "'echo $RANK of $WORLD_SIZE, first ${WEFT_FIRST_RANKS:-none}; "
                   "exit 3'");
@@ -251,7 +251,7 @@ TEST_CASE("trap: a rank that is lost before the first checkpoint leaves the glob
   // The ranks know it from their environment, so weft launch does as well.
   run_train("of_three", small("--epochs 1 --global-batch-size 6"));
   const Outcome again = run_shell(fmt::format(
-      "{0} /usr/bin/timeout 60 {1} launch --devices 1 -- /usr/bin/env WEFT_RESTART=1 "
+      "{0} /usr/bin/timeout 300 {1} launch --devices 1 -- /usr/bin/env WEFT_RESTART=1 "
       "WEFT_FIRST_RANKS=3 {1} train --output {2} {3}",
       kNoMpirun, weft_program(), fresh_scratch("of_one"), small("--epochs 1 --batch-size 2")));
   INFO(again.err);
@@ -268,7 +268,7 @@ TEST_CASE("dp's devices are threads, under a launcher, too, and do not change in
       "--devices-file " + file + ": strategy dp has threads of one process");
   run_train("threads", settings);
   const Outcome launched =
-      run_shell(fmt::format("timeout 60 {0} launch --devices 1 -- {0} train --output {1} {2}",
+      run_shell(fmt::format("timeout 300 {0} launch --devices 1 -- {0} train --output {1} {2}",
                             weft_program(), fresh_scratch("launched_threads"), settings));
   INFO(launched.err);
   CHECK(launched.code == 0);
@@ -304,7 +304,7 @@ TEST_CASE("a training takes up ranks that are added") {
   const std::string run = fresh_scratch("added"), file = scratch("train_devices");
   std::ofstream(file) << "1\n";
   const Outcome outcome = run_shell(
-      fmt::format("timeout 90 {0} train --json --output {1} --devices-file {2} {3} & run=$!; "
+      fmt::format("timeout 300 {0} train --json --output {1} --devices-file {2} {3} & run=$!; "
                   "for i in $(seq 400); do [ -e {1}/latest ] && break; sleep 0.05; done; echo 2 "
                   ">{2}; wait $run",
                   weft_program(), run, file, tiny("--epochs 60 --devices 1 --save-every 2")));

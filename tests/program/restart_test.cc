@@ -41,17 +41,17 @@ TEST_CASE("a training that weft launch starts again goes on, and takes no other 
   const std::string train = "train --output " + scratch("alone") + " " + settings;
   const std::string refusal = scratch("alone") + " already holds a run; continue it with --resume";
   check_error(run_weft(train + " --devices 2 --max-restarts 2"), 2, refusal);
-  const Outcome refused = run_shell("timeout 60 " + launch + weft_program() + " " + train);
+  const Outcome refused = run_shell("timeout 300 " + launch + weft_program() + " " + train);
   CHECK(refused.code == 2);
   CHECK_THAT(refused.err, Contains(refusal) && !Contains("restart"));
   // What a launcher says is for its ranks: the process that starts ranks of its own is none.
   for (const std::string name : {"WEFT_RESTART", "TORCHELASTIC_RESTART_COUNT"}) {
-    const std::string program = name + "=1 timeout 60 " + weft_program() + " ";
+    const std::string program = name + "=1 timeout 300 " + weft_program() + " ";
     check_error(run_shell(program + train + " --devices 2"), 2, refusal);
   }
   // torchrun's agent says it, too: with no checkpoint yet, such a training starts anew.
   const Outcome anew = run_shell(fmt::format(
-      "timeout 60 {0} launch --devices 1 -- env TORCHELASTIC_RESTART_COUNT=1 {0} train --json "
+      "timeout 300 {0} launch --devices 1 -- env TORCHELASTIC_RESTART_COUNT=1 {0} train --json "
       "--output {1} --model resnet8 --epochs 1 --limit-batches 1 --batch-size 4",
       weft_program(), fresh_scratch("anew")));
   INFO(anew.err);

@@ -69,7 +69,7 @@ inline Outcome train_with_killed_rank(const std::string& output, const std::stri
                                    ? fmt::format("[ -e {}/latest ]", output)
                                    : fmt::format("grep -q '{}' {}", said, scratch("stdout.txt"));
   return run_shell(
-      fmt::format("WEFT_DIST_TIMEOUT=5 timeout 90 {3} {0} train --output {1} {2} & run=$!; "
+      fmt::format("WEFT_DIST_TIMEOUT=5 timeout 300 {3} {0} train --output {1} {2} & run=$!; "
                   "for i in $(seq 400); do {4} && break; sleep 0.05; done; "
                   "victim=$(pgrep -f -- '--output {1}' | while read p; do "
                   "grep -qzE '^(OMPI_COMM_WORLD_RANK|PMI_RANK|RANK)=1$' /proc/$p/environ "
