@@ -67,9 +67,8 @@ template <class D>
 HWY_INLINE hn::Vec<D> load_terms(D d, const bf16* p, size_t m) {
   return m == hn::Lanes(d) ? load_f32(d, p) : load_f32_n(d, p, m);
 }
-template <class D>
-requires std::is_same_v < hn::TFromD<D>,
-double > HWY_INLINE hn::Vec<D> load_terms(D d, const float* p, size_t m) {
+template <class D, std::enable_if_t<std::is_same_v<hn::TFromD<D>, double>, int> = 0>
+HWY_INLINE hn::Vec<D> load_terms(D d, const float* p, size_t m) {
   return hn::PromoteTo(d, load_part(hn::Rebind<float, D>(), p, m));
 }
 
