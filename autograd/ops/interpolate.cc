@@ -100,7 +100,11 @@ Tensor averaged(const Tensor& x, const Axis& axis) {
       const Tensor outside = to(eq(Tensor::from(inside, along), Tensor::scalar(0)), x.device());
       term = masked_fill(term, outside, 0);
     }
-    total = total.defined() ? add(total, term) : term;
+    if (total.defined()) {
+      add_(total, term);
+    } else {
+      total = term;
+    }
   }
   return div(total, to(cast(Tensor::from(sizes, along), x.dtype()), x.device()));
 }
