@@ -85,12 +85,14 @@ TEST_CASE("an owner that has locked and not yet said its name is waited for") {
   const int file = ::open((directory / ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   REQUIRE(::flock(file, LOCK_EX | LOCK_NB) == 0);
   CHECK_THAT(refusal(directory), Catch::Contains("nameless is in use by another process"));
+  ssize_t written = 0;
   std::thread owner([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    CHECK(::pwrite(file, "process 7", 9, 0) == 9);
+    written = ::pwrite(file, "process 7", 9, 0);
   });
   CHECK_THAT(refusal(directory), Catch::Contains("nameless is in use by process 7"));
   owner.join();
+  CHECK(written == 9);
   ::close(file);
 }
 

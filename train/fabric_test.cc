@@ -238,10 +238,10 @@ TEST_CASE("trap: a model's input has its gradient under every strategy") {
     const auto model = make_model();
     optim::AdamW optimizer(model->named_parameters(), {.lr = 0.01});
     fabric.setup(*model, optimizer, structure_of_model(*model));
-    const auto [rows, labels] = rows_of(fabric, 0);
-    const Tensor leaf = ops::cast(rows, DType::f64).set_requires_grad(true);
+    const auto batch = rows_of(fabric, 0);
+    const Tensor leaf = ops::cast(batch.first, DType::f64).set_requires_grad(true);
     // The model's input is a result, as where one model feeds another.
-    const auto loss = [&] { return ops::cross_entropy((*model)(leaf * 2.0), labels); };
+    const auto loss = [&] { return ops::cross_entropy((*model)(leaf * 2.0), batch.second); };
     const Tensor asked = grad({loss()}, {leaf})[0];
     WEFT_CHECK(!leaf.grad().defined(), "grad() has set a gradient");
     fabric.backward(loss());

@@ -181,8 +181,10 @@ TEST_CASE("gradients travel in the file's format, of copies and of shards, and n
       const auto mine = make_model();
       Engine engine(*mine, all, {.world = {&c, [](dist::Communicator*) {}}});
       const dist::StrategyOptions& strategy = engine.fabric().options().strategy;
-      CHECK(strategy.compress_dtype == (stage == 0 ? "bf16" : ""));
-      CHECK(strategy.reduce_dtype == (stage == 0 ? "" : "bf16"));
+      WEFT_CHECK(strategy.compress_dtype == (stage == 0 ? "bf16" : "") &&
+                     strategy.reduce_dtype == (stage == 0 ? "" : "bf16"),
+                 "stage {}: \"{}\" and \"{}\"", stage, strategy.compress_dtype,
+                 strategy.reduce_dtype);
     }
   });
 }
