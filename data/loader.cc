@@ -253,8 +253,6 @@ void Loader::set_options(LoaderOptions options) {
   ahead_ = nullptr;
   workers_ = nullptr;
   feed_ = nullptr;
-  place_ = nullptr;
-  position_ = {};
   unshared_.reset();
   options_ = std::move(options);
   WEFT_CHECK(options_.batch_size > 0, "loader: batch size must be positive, got {}",
@@ -279,6 +277,7 @@ void Loader::set_options(LoaderOptions options) {
   if (options_.device.type == DeviceType::cuda) {
     feed_ = std::make_unique<DeviceFeed>(options_.device, dtype, options_.preprocess);
   }
+  seek({});
   workers_ = std::make_unique<Workers>(*dataset_, options_, batches(), feed_.get());
 }
 
@@ -291,59 +290,43 @@ int64_t Loader::batches() const {
 }
 
 std::optional<Batch> Loader::next() {
-  if (position_.batch == batches()) {
-    position_ = {position_.epoch + 1, 0};
-    place_ = nullptr;
+  if (position().batch == batches()) {
+    begin_next_epoch();
     return std::nullopt;
   }
   Batch batch;
   if (feed_) {
     batch = next_on_device();
   } else {
-    if (!workers_->is_at(position_)) workers_->begin(position_);
+    if (!workers_->is_at(position())) workers_->begin(position());
     batch = workers_->take().batch;
   }
-  ++position_.batch;
-  is_sought_ = false;
+  advance();
   if (options_.watch) {
-    options_.watch->give(place_, {batch.fillers, position_.batch == batches()});
+    options_.watch->give(place_, {batch.fillers, position().batch == batches()});
   }
   return batch;
 }
 
-/// The batch of position_, and the one after it, where that is ready, on its way.
+/// The batch of position(), and the one after it, where that is ready, on its way.
 Batch Loader::next_on_device() {
   const auto begin = [this](LoaderPosition position) {
     Workers::Ready ready = workers_->take();
     return std::make_unique<Ahead>(
         Ahead{position, std::move(ready.batch), feed_->begin(ready.bytes)});
   };
-  if (!ahead_ || ahead_->position != position_) {
+  if (!ahead_ || ahead_->position != position()) {
     ahead_ = nullptr;
-    if (!workers_->is_at(position_)) workers_->begin(position_);
-    ahead_ = begin(position_);
+    if (!workers_->is_at(position())) workers_->begin(position());
+    ahead_ = begin(position());
   }
   const std::unique_ptr<Ahead> taken = std::move(ahead_);
-  const LoaderPosition after = {position_.epoch, position_.batch + 1};
+  const LoaderPosition after = {position().epoch, position().batch + 1};
   if (after.batch < batches() && workers_->has_next()) ahead_ = begin(after);
   Batch batch = feed_->finish(taken->under_way);
   batch.index = taken->batch.index;
   batch.fillers = taken->batch.fillers;
   return batch;
-}
-
-void Loader::seek(LoaderPosition position) {
-  WEFT_CHECK(position.epoch >= 0 && position.batch >= 0 && position.batch <= batches(),
-             "loader: cannot continue at epoch {}, batch {}: an epoch has {} batches",
-             position.epoch, position.batch, batches());
-  position_ = position;
-  is_sought_ = true;
-  place_ = nullptr;
-}
-
-int64_t Loader::begin() {
-  if (!is_sought_ && position_.batch > 0) seek({position_.epoch + 1, 0});
-  return ++iteration_;
 }
 
 }  // namespace weft::data

@@ -23,6 +23,7 @@
 
 #include "core/tensor.h"
 #include "data/dataset.h"
+#include "data/loader_position.h"
 #include "data/transforms.h"
 
 namespace weft::data {
@@ -86,17 +87,10 @@ struct Batch {
   int64_t size() const { return labels.size(0); }
 };
 
-/// The next batch to come. Saved and sought, it continues a run exactly.
-struct LoaderPosition {
-  int64_t epoch = 0;
-  int64_t batch = 0;
-  bool operator==(const LoaderPosition&) const = default;
-};
-
 class DeviceFeed;
 
 /// Not thread safe: one thread calls.
-class Loader {
+class Loader final : public PositionedLoader {
  public:
   /// Throws Error for options out of range, and for a batch larger than the data set when the last
   /// batch is dropped.
@@ -114,35 +108,20 @@ class Loader {
   const std::optional<LoaderOptions>& unshared() const { return unshared_; }
   void keep_unshared(LoaderOptions options) { unshared_ = std::move(options); }
 
-  /// Of this rank, in an epoch.
-  int64_t batches() const;
-
-  /// The next batch; nullopt once at the end of an epoch, after which the next epoch begins.
+  int64_t batches() const override;
   /// Rethrows what a worker threw over this batch; the position then stays.
   std::optional<Batch> next();
-
-  /// After the last batch of an epoch has been taken: (epoch, batches()).
-  LoaderPosition position() const { return position_; }
-  /// Continues at `position`, its batch in [0, batches()].
-  void seek(LoaderPosition position);
-  /// An iteration begins: at the position that was sought last where nothing was taken since, else
-  /// with the next epoch where one was begun. Returns its number.
-  int64_t begin();
-  /// Of the iteration that began last.
-  int64_t iteration() const { return iteration_; }
 
  private:
   class Workers;
   struct Ahead;
 
   Batch next_on_device();
+  void on_seek() override { place_ = nullptr; }
 
   DatasetPtr dataset_;
   LoaderOptions options_;
   std::optional<LoaderOptions> unshared_;
-  LoaderPosition position_;
-  bool is_sought_ = false;  // and nothing was taken since
-  int64_t iteration_ = 0;
   std::unique_ptr<DeviceFeed> feed_;  // null on the CPU
   std::unique_ptr<Workers> workers_;
   std::unique_ptr<Ahead> ahead_;  // on its way to the device; null: none

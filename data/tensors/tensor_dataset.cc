@@ -86,33 +86,18 @@ int64_t TensorLoader::batches() const {
 }
 
 std::optional<Tensors> TensorLoader::next() {
-  if (position_.batch == batches()) {
-    seek({position_.epoch + 1, 0});
+  if (position().batch == batches()) {
+    begin_next_epoch();
     return std::nullopt;
   }
   if (order_.empty()) {
-    order_ = epoch_order(dataset_->size(), options_.shuffle, options_.seed, position_.epoch);
+    order_ = epoch_order(dataset_->size(), options_.shuffle, options_.seed, position().epoch);
   }
-  const int64_t begin = position_.batch * options_.batch_size;
+  const int64_t begin = position().batch * options_.batch_size;
   const int64_t count = std::min(options_.batch_size, dataset_->size() - begin);
   Tensors batch = dataset_->batch(std::span(order_).subspan(begin, count));
-  ++position_.batch;
-  is_sought_ = false;
+  advance();
   return batch;
-}
-
-void TensorLoader::seek(LoaderPosition position) {
-  WEFT_CHECK(position.epoch >= 0 && position.batch >= 0 && position.batch <= batches(),
-             "loader: cannot continue at epoch {}, batch {}: an epoch has {} batches",
-             position.epoch, position.batch, batches());
-  if (position.epoch != position_.epoch) order_.clear();
-  position_ = position;
-  is_sought_ = true;
-}
-
-int64_t TensorLoader::begin() {
-  if (!is_sought_ && position_.batch > 0) seek({position_.epoch + 1, 0});
-  return ++iteration_;
 }
 
 }  // namespace weft::data

@@ -51,32 +51,20 @@ struct TensorLoaderOptions {
 
 /// Batches of a set, made when they are asked for. What a batch holds depends on (set, options,
 /// epoch, index) alone: an epoch's order is epoch_order(). Fabric::share() shares them out.
-class TensorLoader {
+class TensorLoader final : public PositionedLoader {
  public:
   /// Throws Error for options out of range, an empty set, and a batch larger than the set when the
   /// last batch is dropped.
   TensorLoader(TensorDatasetPtr dataset, TensorLoaderOptions options);
 
-  /// In an epoch.
-  int64_t batches() const;
-  /// The next batch; nullopt once at the end of an epoch, after which the next epoch begins.
+  int64_t batches() const override;
   std::optional<Tensors> next();
-  /// After the last batch of an epoch has been taken: (epoch, batches()).
-  LoaderPosition position() const { return position_; }
-  /// Continues at `position`, its batch in [0, batches()]. Throws Error outside.
-  void seek(LoaderPosition position);
-  /// An iteration begins: at the position that was sought last where nothing was taken since, else
-  /// with the next epoch where one was begun. Returns its number.
-  int64_t begin();
-  /// Of the iteration that began last.
-  int64_t iteration() const { return iteration_; }
 
  private:
+  void on_seek() override { order_.clear(); }
+
   const TensorDatasetPtr dataset_;
   const TensorLoaderOptions options_;
-  LoaderPosition position_;
-  bool is_sought_ = false;  // and nothing was taken since
-  int64_t iteration_ = 0;
   std::vector<int64_t> order_;  // of the epoch, once it has begun; else empty
 };
 

@@ -16,25 +16,14 @@ RandomWindowLoader::RandomWindowLoader(const Bytes& text, RandomWindows options)
 }
 
 std::optional<Tensors> RandomWindowLoader::next() {
-  if (position_.batch == batches_) {
-    position_ = {position_.epoch + 1, 0};
+  if (position().batch == batches_) {
+    begin_next_epoch();
     return std::nullopt;
   }
-  const auto [epoch, batch] = position_;
-  ++position_.batch;
-  is_sought_ = false;
+  const auto [epoch, batch] = position();
+  advance();
   const TokenBatch windows = random_windows(text_, options_, epoch * batches_ + batch);
   return Tensors{windows.tokens, windows.targets};
-}
-
-void RandomWindowLoader::seek(LoaderPosition position) {
-  position_ = position;
-  is_sought_ = true;
-}
-
-int64_t RandomWindowLoader::begin() {
-  if (!is_sought_ && position_.batch > 0) seek({position_.epoch + 1, 0});
-  return ++iteration_;
 }
 
 WindowDataset::WindowDataset(const Bytes& text, int64_t length)

@@ -12,28 +12,19 @@ namespace weft::data {
 
 /// Windows at random places, which depend on (text's size, options, epoch, index) alone. An epoch
 /// has as many batches as the text has bytes for, rounded down, one at least.
-class RandomWindowLoader {
+class RandomWindowLoader final : public PositionedLoader {
  public:
   /// Throws Error for a text without a window. The text must outlive it.
   RandomWindowLoader(const Bytes& text, RandomWindows options);
   RandomWindowLoader(Bytes&& text, RandomWindows options) = delete;
 
-  int64_t batches() const { return batches_; }
-  /// Nothing once at the end of an epoch.
+  int64_t batches() const override { return batches_; }
   std::optional<Tensors> next();
-  LoaderPosition position() const { return position_; }
-  void seek(LoaderPosition position);
-  /// As TensorLoader's.
-  int64_t begin();
-  int64_t iteration() const { return iteration_; }
 
  private:
   const Bytes& text_;
   const RandomWindows options_;
   const int64_t batches_;
-  LoaderPosition position_;
-  bool is_sought_ = false;  // and nothing was taken since
-  int64_t iteration_ = 0;
 };
 
 /// Windows of one text that are all alike: each counts the second half of its targets, and each

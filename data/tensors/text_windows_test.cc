@@ -40,6 +40,7 @@ TEST_CASE("random windows come in epochs as long as the text, the same from any 
   CHECK(epochs[0] != epochs[1]);
   loader.seek({1, 3});
   CHECK(values((*loader.next())[0]) == epochs[1][3]);
+  CHECK_THROWS_WITH(loader.seek({1, 9}), Contains("an epoch has 8 batches"));
   CHECK_THROWS_WITH(RandomWindowLoader(text, {.batch = 1, .length = 200}),
                     Contains("a text of 200 bytes has no window of 200"));
 }
