@@ -252,6 +252,18 @@ TEST_CASE("norms and variances are there where sums of squares are beyond f32 or
   }
 }
 
+TEST_CASE("cosine similarity is there where the product of the lengths is beyond f32 or below it") {
+  for (double size : {3e30, 1e-23}) {
+    Tensor a = Tensor::from(std::vector<double>{size, 3 * size, 2 * size, -5 * size}, {1, 4});
+    a = cast(a, DType::f32).set_requires_grad(true);
+    const Tensor b = Tensor::from(std::vector<double>{2 * size, size, 0, -size}, {1, 4});
+    const Tensor y = cosine_similarity(a, cast(b, DType::f32), 1, 1e-30);
+    CHECK(y.item() == Approx(10 / std::sqrt(39 * 6)));
+    backward(sum(y));
+    CHECK(a.grad().to_vector()[3] * size == Approx(0.018439).epsilon(1e-3));
+  }
+}
+
 TEST_CASE("gradients where a root has none are 0") {
   for (auto* f : {+[](const Tensor& x) { return norm(x, 2, {1}); },
                   +[](const Tensor& x) { return ops::std(x, {1}); }}) {

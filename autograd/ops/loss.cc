@@ -110,9 +110,11 @@ Tensor cosine_similarity(const Tensor& first, const Tensor& second, int64_t dim,
   const Tensor a = expand(cast(first, wide), shape), b = expand(cast(second, wide), shape);
   const int axis = wrap_dim(dim, shape.size(), "cosine_similarity");
   const auto length = [&](const Tensor& x) {
-    return maximum(norm(x, 2, {axis}, false), number(x, eps));
+    return maximum(norm(x, 2, {axis}, true), number(x, eps));
   };
-  return cast(div(sum(mul(a, b), {axis}), mul(length(a), length(b))), dtype);
+  // Not the sum of products over the lengths', both of which may leave f32's range.
+  const auto product = [](const Tensors& t) { return mul(div(t[0], t[1]), div(t[2], t[3])); };
+  return cast(sum(fused(product, {a, length(a), b, length(b)}), {axis}), dtype);
 }
 
 }  // namespace weft::ops

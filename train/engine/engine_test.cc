@@ -73,19 +73,20 @@ Json config(int64_t devices, Json more = Json::object()) {
   return all;
 }
 
-/// Steps `begin` to `end`.
+/// Steps `begin` to `end`. Throws Error where a boundary is not where it belongs.
 void run(Engine& engine, int64_t begin, int64_t end) {
   const int64_t size = engine.train_micro_batch_size_per_gpu();
   const int64_t count = engine.gradient_accumulation_steps();
   const Fabric& fabric = engine.fabric();
   for (int64_t step = begin; step < end; ++step) {
     for (int64_t micro = 0; micro < count; ++micro) {
-      CHECK(engine.is_gradient_accumulation_boundary() == (micro + 1 == count));
+      const bool is_last = micro + 1 == count;
+      WEFT_CHECK(engine.is_gradient_accumulation_boundary() == is_last, "micro-batch {}", micro);
       const int64_t first = size * (micro * fabric.data_devices() + fabric.data_rank());
       const auto [x, labels] = rows(step, first, first + size);
       engine.backward(ops::cross_entropy(engine(x), labels));
       engine.step();
-      CHECK(engine.was_step_applied() == (micro + 1 == count));
+      WEFT_CHECK(engine.was_step_applied() == is_last, "a step after micro-batch {}", micro);
     }
   }
 }
