@@ -229,9 +229,11 @@ Tensor length(const Tensor& x, const Shape& dims, bool keepdim) {
     y = cast(sqrt(compute(x, axes, Reduction::kSumSquares, DType::f64, keepdim)), x.dtype());
   }
   return record("norm", {x}, y, {x, y}, [kept = axes.kept](const Backward& b) -> Tensors {
-    const Tensor y = view(b.saved(1), kept), is_zero = eq(y, full_like(y, 0));
-    const Tensor scale = div(view(b.dy(), kept), masked_fill(y, is_zero, 1));
-    return {mul(b.saved(0), masked_fill(scale, is_zero, 0))};
+    const Tensor x = b.saved(0), y = view(b.saved(1), kept), is_zero = eq(y, full_like(y, 0));
+    const Tensor divisor = masked_fill(y, is_zero, 1);
+    const Tensor dy = masked_fill(view(b.dy(), kept), is_zero, 0);
+    // Not dy / y first, which may leave f32's range.
+    return {in_one_pass(x, [&] { return mul(div(x, divisor), dy); })};
   });
 }
 
