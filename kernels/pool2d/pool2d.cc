@@ -28,8 +28,8 @@ std::string Pool2dProblem::describe() const {
 int64_t pool2d_output_size(int64_t size, int64_t kernel, int64_t stride, int64_t padding,
                            int64_t dilation, bool ceil_mode) {
   const int64_t room = size + 2 * padding - dilation * (kernel - 1) - 1;
-  if (room < 0) return 0;
-  if (!ceil_mode) return room / stride + 1;
+  if (!ceil_mode) return room < 0 ? 0 : room / stride + 1;
+  if (room <= -stride) return 0;
   const int64_t windows = (room + stride - 1) / stride + 1;
   return (windows - 1) * stride >= size + padding ? windows - 1 : windows;
 }

@@ -48,9 +48,9 @@ struct Pool2dProblem {
 
 WEFT_DECLARE_OP(pool2d, Pool2dProblem);
 
-/// floor (or ceil) of (size + 2 padding - dilation (kernel - 1) - 1) / stride, plus 1. With
-/// ceil_mode a last window that would start in the padding behind the image is left out, as in
-/// PyTorch.
+/// floor (or ceil) of (size + 2 padding - dilation (kernel - 1) - 1) / stride, plus 1, or 0. As in
+/// PyTorch ceil_mode leaves out a last window that would start in the padding behind the image, and
+/// takes one that is larger than the padded image, by less than the stride.
 int64_t pool2d_output_size(int64_t size, int64_t kernel, int64_t stride, int64_t padding,
                            int64_t dilation = 1, bool ceil_mode = false);
 

@@ -107,6 +107,7 @@ inline OpTable pool2d_table() {
         add({1, 2, 13, 21}, {3, 2, 1, 2}, kind, dtype, backward);
         add({2, 2, 9, 12}, {2, 3, 0, 1, 5}, kind, dtype, backward, true);
         add({1, 2, 8, 14}, {3, 2, 1, 1, 0, true}, kind, dtype, backward);
+        add({1, 2, 2, 3}, {4, 3, 0, 1, 5, true}, kind, dtype, backward);
         add({2, 3, 7, 7}, {7, 1}, kind, dtype, backward);
       }
     }
