@@ -43,8 +43,13 @@ OwnedModules owned_modules(const std::shared_ptr<nn::Module>& root);
 /// The tensor of that name, or the child; null: there is none.
 template <class T>
 const T* find_own(const std::vector<std::pair<std::string, T>>& own, std::string_view name) {
-  const auto found = std::ranges::find(own, name, [](const auto& entry) { return entry.first; });
+  const auto found = std::ranges::find(own, name, &std::pair<std::string, T>::first);
   return found == own.end() ? nullptr : &found->second;
+}
+/// Its parameter or buffer of that name, not one of a child; null: there is none.
+inline const Tensor* find_own_tensor(const nn::Module& module, std::string_view name) {
+  const Tensor* const own = find_own(ModuleAccess::parameters_of(module), name);
+  return own ? own : find_own(ModuleAccess::buffers_of(module), name);
 }
 
 /// The method that Python has in the place of a virtual function, if any.

@@ -53,9 +53,7 @@ void check_replaceable(nb::handle self, std::string_view name) {
 void check_not_registered(nb::handle self, std::string_view name, std::string_view given) {
   const Module& module = module_of(self);
   const bool is_child = find_own(ModuleAccess::children_of(module), name);
-  if (!is_child && !find_own(ModuleAccess::parameters_of(module), name) &&
-      !find_own(ModuleAccess::buffers_of(module), name))
-    return;
+  if (!is_child && !find_own_tensor(module, name)) return;
   throw type_error("\"{}\" of {} is registered: expected another {}, got {}", name, type_of(self),
                    is_child ? "module" : "tensor", given);
 }
@@ -135,12 +133,10 @@ void delete_attribute(nb::handle self, nb::str name) {
 nb::object get_attribute(nb::handle self, nb::str name) {
   const auto& module = module_of(self);
   const std::string_view text = name.c_str();
-  for (const auto& [child_name, child] : ModuleAccess::children_of(module)) {
-    if (child_name == text) return nb::cast(child);
+  if (const auto* child = find_own(ModuleAccess::children_of(module), text)) {
+    return nb::cast(*child);
   }
-  for (const NamedTensors& tensors : {module.named_parameters(), module.named_buffers()}) {
-    if (const Tensor* own = find_own(tensors, text)) return nb::cast(*own);
-  }
+  if (const Tensor* tensor = find_own_tensor(module, text)) return nb::cast(*tensor);
   throw nb::attribute_error(fmt::format("{} has no attribute \"{}\"", type_of(self), text).c_str());
 }
 
@@ -190,8 +186,7 @@ void bind_module(nb::module_& m) {
       followers.set([&](nb::handle part, nb::handle copy) {
         const auto& theirs = nb::cast<const Module&>(part);
         // What its forward() has registered takes the model's data.
-        const bool is_there = find_own(theirs.named_parameters(), name.c_str()) ||
-                              find_own(theirs.named_buffers(), name.c_str());
+        const bool is_there = find_own_tensor(theirs, name.c_str());
         is_there ? nb::setattr(part, name, copy) : void(part.attr(method)(name, copy));
       });
     };

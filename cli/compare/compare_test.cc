@@ -191,11 +191,12 @@ TEST_CASE("A peer that dies, babbles or sleeps costs its case only") {
   const std::string babbling = fake_peer("babbling", 1, "*cross_entropy*) echo hello there ;;");
   const std::string dying = fake_peer("dying", 1, "*cross_entropy*) echo enough >&2; exit 3 ;;");
   const std::string sleeping = fake_peer("sleeping", 1, "*cross_entropy*) exec sleep 60 ;;");
-  for (const auto& [python, message] : {std::pair(babbling, "PyTorch answered \"hello there\""),
-                                        std::pair(dying, "PyTorch ended without an answer: enough"),
-                                        std::pair(sleeping, "PyTorch did not answer within 5 s")}) {
+  for (const auto& [python, message] :
+       {std::pair(babbling, "PyTorch answered \"hello there\""),
+        std::pair(dying, "PyTorch ended without an answer: enough"),
+        std::pair(sleeping, "PyTorch did not answer within 10 s")}) {
     INFO(message);
-    const Outcome outcome = run_weft(kTwoCases + ("--json --timeout 5 --python " + python));
+    const Outcome outcome = run_weft(kTwoCases + ("--json --timeout 10 --python " + python));
     CHECK(outcome.code == 0);
     const json result = json::parse(outcome.out);
     CHECK(find(result, "cross_entropy 256x10 fp32")["peers"]["eager"]["failure"] == message);
