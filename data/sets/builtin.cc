@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
+#include <memory>
 #include <numbers>
 #include <span>
+#include <vector>
 
-#include "core/parallel.h"
 #include "data/random.h"
 #include "data/sets/sets.h"
 
@@ -230,6 +232,49 @@ void draw(Part part, int64_t index, uint8_t* pixels) {
   }
 }
 
+/// An image is drawn when it is first asked for, and kept: a run of a few steps needs a few.
+class Drawn : public Dataset {
+ public:
+  explicit Drawn(Part part)
+      : part_(part),
+        states_(part == Part::kTrain        ? 12000
+                : part == Part::kValidation ? 1000
+                                            : 2000) {
+    format_ = {kSide, kSide, kNormalization};
+    class_names_ = {"disc", "ring",     "square",  "triangle",     "cross",
+                    "star", "crescent", "stripes", "checkerboard", "dots"};
+    for (size_t i = 0; i < states_.size(); ++i) {
+      labels_.push_back(static_cast<int64_t>(i) % kClasses);
+    }
+    pixels_ = std::make_unique_for_overwrite<uint8_t[]>(states_.size() * kBytes);
+  }
+
+  Image image(int64_t index) const override {
+    std::atomic<State>& state = states_.at(index);
+    uint8_t* const kept = &pixels_[index * kBytes];
+    Image image(kSide, kSide);
+    if (state.load(std::memory_order_acquire) == State::kKept) {
+      std::copy_n(kept, kBytes, image.pixels.begin());
+      return image;
+    }
+    draw(part_, index, image.pixels.data());
+    State none = State::kNone;
+    if (state.compare_exchange_strong(none, State::kOneKeepsIt)) {
+      std::ranges::copy(image.pixels, kept);
+      state.store(State::kKept, std::memory_order_release);
+    }
+    return image;
+  }
+
+ private:
+  enum class State : uint8_t { kNone, kOneKeepsIt, kKept };
+  static constexpr int64_t kBytes = 3 * kSide * kSide;
+
+  const Part part_;
+  mutable std::vector<std::atomic<State>> states_;
+  std::unique_ptr<uint8_t[]> pixels_;
+};
+
 }  // namespace
 
 Image draw_builtin_image(Part part, int64_t index) {
@@ -238,21 +283,6 @@ Image draw_builtin_image(Part part, int64_t index) {
   return image;
 }
 
-DatasetPtr builtin_images(Part part) {
-  const int64_t size = part == Part::kTrain ? 12000 : part == Part::kValidation ? 1000 : 2000;
-  constexpr int64_t kBytes = 3 * kSide * kSide;
-  std::vector<uint8_t> pixels(size * kBytes);
-  std::vector<uint8_t> labels(size);
-  parallel_for(size, 100, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      draw(part, i, &pixels[i * kBytes]);
-      labels[i] = static_cast<uint8_t>(i % kClasses);
-    }
-  });
-  return memory_dataset({kSide, kSide, kNormalization},
-                        {"disc", "ring", "square", "triangle", "cross", "star", "crescent",
-                         "stripes", "checkerboard", "dots"},
-                        std::move(pixels), std::move(labels));
-}
+DatasetPtr builtin_images(Part part) { return std::make_shared<Drawn>(part); }
 
 }  // namespace weft::data

@@ -11,8 +11,9 @@ namespace weft::data {
 enum class Part { kTrain, kValidation, kTest };
 
 /// The built-in image set: ten kinds of figure, drawn, not read. 12,000, 1,000 and 2,000 images of
-/// 32 x 32, every class equally often, in well under a second on all threads: disc, ring, square,
-/// triangle, cross, star, crescent, stripes, checkerboard, dots.
+/// 32 x 32, every class equally often: disc, ring, square, triangle, cross, star, crescent,
+/// stripes, checkerboard, dots. Each is drawn when it is first asked for, in less than a tenth of a
+/// millisecond.
 ///
 /// The figure's place, size, turn, proportions and colours, the sloped background, up to two
 /// strokes or spots laid under it and the noise are all drawn at random, and a figure is as often
