@@ -100,11 +100,7 @@ Tensor averaged(const Tensor& x, const Axis& axis) {
       const Tensor outside = to(eq(Tensor::from(inside, along), Tensor::scalar(0)), x.device());
       term = masked_fill(term, outside, 0);
     }
-    if (total.defined()) {
-      add_(total, term);
-    } else {
-      total = term;
-    }
+    total = total.defined() ? add_(total, term) : term;
   }
   return div(total, to(cast(Tensor::from(sizes, along), x.dtype()), x.device()));
 }
