@@ -74,8 +74,8 @@ headers = rule(
 
 def _sanitized(optimize):
     """The level that a sanitizer's build has instead: none, which halves what compiling takes, but of kernels and
-    numerics, in which tests spend their time."""
-    return optimize if native.package_name().split("/")[0] in ["kernels", "numerics"] else "-O0"
+    numerics, in which tests spend their time, and of what else has Eigen's products: the linker takes any copy of them."""
+    return optimize if native.package_name().split("/")[0] in ["data", "kernels", "models", "numerics"] else "-O0"
 
 def _prelude(optimize):
     return select({
