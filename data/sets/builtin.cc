@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <numbers>
 #include <span>
 #include <vector>
@@ -237,41 +237,32 @@ class Drawn : public Dataset {
  public:
   explicit Drawn(Part part)
       : part_(part),
-        states_(part == Part::kTrain        ? 12000
-                : part == Part::kValidation ? 1000
-                                            : 2000) {
+        drawn_(part == Part::kTrain        ? 12000
+               : part == Part::kValidation ? 1000
+                                           : 2000) {
     format_ = {kSide, kSide, kNormalization};
     class_names_ = {"disc", "ring",     "square",  "triangle",     "cross",
                     "star", "crescent", "stripes", "checkerboard", "dots"};
-    for (size_t i = 0; i < states_.size(); ++i) {
+    for (size_t i = 0; i < drawn_.size(); ++i) {
       labels_.push_back(static_cast<int64_t>(i) % kClasses);
     }
-    pixels_ = std::make_unique_for_overwrite<uint8_t[]>(states_.size() * kBytes);
+    pixels_ = std::make_unique_for_overwrite<uint8_t[]>(drawn_.size() * kBytes);
   }
 
   Image image(int64_t index) const override {
-    std::atomic<State>& state = states_.at(index);
+    std::once_flag& drawn = drawn_.at(index);
     uint8_t* const kept = &pixels_[index * kBytes];
+    std::call_once(drawn, [&] { draw(part_, index, kept); });
     Image image(kSide, kSide);
-    if (state.load(std::memory_order_acquire) == State::kKept) {
-      std::copy_n(kept, kBytes, image.pixels.begin());
-      return image;
-    }
-    draw(part_, index, image.pixels.data());
-    State none = State::kNone;
-    if (state.compare_exchange_strong(none, State::kOneKeepsIt)) {
-      std::ranges::copy(image.pixels, kept);
-      state.store(State::kKept, std::memory_order_release);
-    }
+    std::copy_n(kept, kBytes, image.pixels.begin());
     return image;
   }
 
  private:
-  enum class State : uint8_t { kNone, kOneKeepsIt, kKept };
   static constexpr int64_t kBytes = 3 * kSide * kSide;
 
   const Part part_;
-  mutable std::vector<std::atomic<State>> states_;
+  mutable std::vector<std::once_flag> drawn_;
   std::unique_ptr<uint8_t[]> pixels_;
 };
 
